@@ -1,0 +1,134 @@
+"""What the scheduling policy hears and what it decides; frozen, no clock, no I/O (shared by the controller and the simulator)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """What a cell does now."""
+
+    ROLLOUT = "rollout"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The rules of one run (qwengyre.md section 2).
+
+    cells K in fixed order, cell 0 the core; `capacity[k]` executions that cell k's engine can hold; B = `groups_per_step`
+    groups a step, N = `group_size` executions a group; `phi`, `mu`: outstanding groups at a burst's boundary are topped up to
+    (phi + mu) * B; `steps` optimizer steps in all.
+    """
+
+    capacity: tuple[int, ...]
+    groups_per_step: int
+    group_size: int
+    phi: float
+    mu: int
+    steps: int
+    standalone_capacity: int = 0
+    staleness_bound: int | None = None
+
+
+# -- events -------------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class GroupDispatched:
+    """A group was made durable in the ledger; its `size` executions count as dispatched."""
+
+    group: int
+    version: int
+    size: int
+
+
+@dataclass(frozen=True)
+class ExecutionFinished:
+    """One (group, index) is over for good: scored, or given up."""
+
+    group: int
+
+
+@dataclass(frozen=True)
+class GroupComplete:
+    """All executions of the group are over. `valid`: how many may be trained on (0: the group is skipped, counted)."""
+
+    group: int
+    valid: int
+
+
+@dataclass(frozen=True)
+class TransferDone:
+    cell: int
+    to: Role
+
+
+@dataclass(frozen=True)
+class TransferFailed:
+    """The transfer was undone; the cell is in the role that it had before."""
+
+    cell: int
+    to: Role
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """The optimizer stepped; `step` counts from 1 and equals the weight version it made."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """Every engine that serves or will serve has `version`."""
+
+    version: int
+
+
+Event = GroupDispatched | ExecutionFinished | GroupComplete | TransferDone | TransferFailed | StepDone | Published
+
+
+# -- decisions ----------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Dispatch:
+    """Dispatch `groups` new groups now, at weight `version`; answered by as many GroupDispatched."""
+
+    groups: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Move one cell to a role; answered by TransferDone or TransferFailed. Never two at once."""
+
+    cell: int
+    to: Role
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Give this complete group to the training cells, for the current step."""
+
+    group: int
+
+
+@dataclass(frozen=True)
+class CloseStep:
+    """No more groups for this step and no more joins: reduce, step, checkpoint; answered by StepDone."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Give the weights `version` to all engines, at the burst's end; answered by Published."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All steps are done."""
+
+
+Decision = Dispatch | Transfer | Feed | CloseStep | Publish | Finish

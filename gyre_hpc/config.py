@@ -1,0 +1,301 @@
+"""The configuration of a run: one YAML file, `a.b.c=value` overrides, frozen types (contract: unknown keys are refused).
+
+Invariants: a `Config` is complete (every default filled in) and immutable; what `dump` writes, `load` reads back equal; a mistake is one
+`ConfigError` line with the key, the value, what is allowed and the nearest valid name. Nothing here imports torch (`gyre --help` is fast).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gyre_hpc.errors import ConfigError
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0.0)]
+
+BUILTIN_MODEL = "builtin:quickstart"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+
+class RunSection(_Section):
+    """What the run is called, where it lives and how long it goes on."""
+
+    name: str = ""
+    dir: Path | None = None
+    seed: int = 0
+    steps: Positive = 20
+
+
+class ModelSection(_Section):
+    """The policy: a Hugging Face causal-LM directory, or the small model that is built by the recipe in the repository."""
+
+    path: str = BUILTIN_MODEL
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    window: Positive = 1024
+    """Tokens of context, prompt and output together."""
+    tool_parser: Literal["hermes"] = "hermes"
+
+
+class TasksSection(_Section):
+    """Where tasks come from: the seeded generator, or a folder of tasks in Harbor format."""
+
+    source: str = "builtin:chores"
+    seed: int = 0
+    difficulty: Annotated[list[Positive], Field(min_length=1)] = [1, 2, 3]
+    """Grades to draw from, uniformly."""
+
+
+class HarnessSection(_Section):
+    """The agent program of an execution, and its budgets (seconds of wall clock)."""
+
+    kind: Literal["bundled"] = "bundled"
+    compaction: Probability = 0.1
+    sub_agent: Probability = 0.1
+    retry: Probability = 0.1
+    max_turns: Positive = 8
+    max_tokens: Positive = 128
+    timeout: Seconds = 60.0
+    overall_timeout: Seconds = 180.0
+    tool_delay: Annotated[float, Field(ge=0.0)] = 0.0
+    """Seconds that a tool call sleeps on top, a long tail: exponential with this mean."""
+
+
+class VerifierSection(_Section):
+    """Scoring of the preserved workspace; budgets of its own, never what is left of the agent's."""
+
+    timeout: Seconds = 60.0
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Times that a failed evaluator (not a legal 0) is tried again."""
+
+
+class RolloutSection(_Section):
+    """Inference engines and how they sample."""
+
+    engine: Literal["torch", "vllm"] = "torch"
+    capacity: Positive = 64
+    """Executions that one cell's engine can hold at once."""
+    temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    threads: Positive = 1
+    options: dict[str, Any] = {}
+    """Passed to the engine as they are (for vllm: command line options)."""
+
+
+class CellsSection(_Section):
+    """How the allocation is cut: K cells of whole nodes in a fixed order, cell 0 the core."""
+
+    count: Positive = 3
+    nodes_per_cell: Positive = 1
+    ranks_per_node: Positive = 1
+
+
+class ScheduleSection(_Section):
+    """Bursts and boundary dispatch (qwengyre.md section 2): outstanding groups are topped up to (phi + mu) * groups_per_step."""
+
+    phi: Annotated[float, Field(ge=0.0)] = 0.5
+    mu: Positive = 1
+    groups_per_step: Positive = 16
+    group_size: Annotated[int, Field(ge=2)] = 8
+    staleness_bound: Annotated[int, Field(ge=0)] | None = None
+
+
+class TrainingSection(_Section):
+    """Selection, objective and optimizer."""
+
+    lr: Annotated[float, Field(gt=0.0)] = 1e-3
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_grad: Annotated[float, Field(ge=0.0)] = 1.0
+    """Norm of the final gradient; 0 switches clipping off."""
+    jmax: Positive = 5
+    token_cap: Annotated[float, Field(gt=0.0)] = 5.0
+    clip_low: Annotated[float, Field(gt=0.0)] = 0.995
+    clip_high: Annotated[float, Field(gt=0.0)] = 1.005
+    tokens_per_microstep: Positive = 4096
+    threads: Positive = 1
+    deepspeed: dict[str, Any] = {}
+    """Merged over the DeepSpeed configuration that we write."""
+
+
+class CheckpointSection(_Section):
+    every: Positive = 1
+    keep: Positive = 2
+
+
+class DeadlinesSection(_Section):
+    """Longest waits, in seconds. Every wait names itself and logs when half of its deadline is gone."""
+
+    start: Seconds = 300.0
+    transfer: Seconds = 120.0
+    step: Seconds = 600.0
+    idle: Seconds = 600.0
+    """Without any execution ending or any step."""
+    stop: Seconds = 10.0
+
+
+class SlurmSection(_Section):
+    """What `gyre submit` and `gyre sweep` ask Slurm for (passed through submitit)."""
+
+    time_minutes: Positive = 60
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    cpus_per_task: Positive = 1
+    signal_seconds: Positive = 60
+    max_requeues: Annotated[int, Field(ge=0)] = 20
+    additional: dict[str, Any] = {}
+    setup: list[str] = []
+
+
+class SweepSection(_Section):
+    """A grid: dotted key -> values; every combination is one point of one job array."""
+
+    grid: dict[str, list[Any]] = {}
+    parallelism: Positive = 16
+
+
+class Config(_Section):
+    """Everything about one run."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    tasks: TasksSection = TasksSection()
+    harness: HarnessSection = HarnessSection()
+    verifier: VerifierSection = VerifierSection()
+    rollout: RolloutSection = RolloutSection()
+    cells: CellsSection = CellsSection()
+    schedule: ScheduleSection = ScheduleSection()
+    training: TrainingSection = TrainingSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    deadlines: DeadlinesSection = DeadlinesSection()
+    slurm: SlurmSection = SlurmSection()
+    sweep: SweepSection = SweepSection()
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory: `run.dir`, or `runs/<name>` below the current folder."""
+        return self.run.dir if self.run.dir is not None else Path("runs") / self.run.name
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply `a.b.c=value` overrides, check everything. Raises ConfigError."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"config {path}: {error.strerror}", "give the path of a YAML file, for example configs/quickstart.yaml") from None
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config {path} is not YAML: {error}", "mend the line that is named") from None
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config {path} holds a {type(tree).__name__}", "write sections such as `run:` and `schedule:`")
+    for override in overrides:
+        _apply(tree, override)
+    config = check(tree, str(path))
+    if not config.run.name:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.stem})})
+    return config
+
+
+def check(tree: Mapping[str, Any], origin: str) -> Config:
+    """Validate a plain tree of values. Raises ConfigError with one line for the first mistake and the number of others."""
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        mistakes = error.errors()
+        more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+        raise ConfigError(*_explain(mistakes[0], origin, more)) from None
+    _cross_check(config, origin)
+    return config
+
+
+def dump(config: Config, path: Path) -> None:
+    """Write the complete configuration as YAML."""
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+
+
+def _cross_check(config: Config, origin: str) -> None:
+    t = config.training
+    if t.clip_low > 1.0 or t.clip_high < 1.0:
+        raise ConfigError(
+            f"{origin}: training.clip_low = {t.clip_low}, training.clip_high = {t.clip_high}", "the range must contain 1, for example 0.995 and 1.005"
+        )
+    if config.harness.max_tokens >= config.model.window:
+        raise ConfigError(
+            f"{origin}: harness.max_tokens = {config.harness.max_tokens} leaves no room for a prompt in model.window = {config.model.window}",
+            "raise model.window or lower harness.max_tokens",
+        )
+    if config.schedule.phi + config.schedule.mu < config.schedule.mu:
+        raise ConfigError(f"{origin}: schedule.phi = {config.schedule.phi}", "0 or more")
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, sep, text = override.partition("=")
+    if not sep or not key:
+        raise ConfigError(f"override {override!r} has no `=`", "write a.b.c=value, for example run.steps=40")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {key}: {text!r} is not a YAML value", "quote it") from None
+    *parents, leaf = key.split(".")
+    at = tree
+    for name in parents:
+        nxt = at.setdefault(name, {})
+        if nxt is None:
+            nxt = at[name] = {}
+        if not isinstance(nxt, dict):
+            raise ConfigError(f"override {key}: {name} is not a section", f"valid keys: {', '.join(_keys_at(parents[:1]))}")
+        at = nxt
+    at[leaf] = value
+
+
+def valid_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """All dotted keys of the configuration."""
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from valid_keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _keys_at(parents: Sequence[str | int]) -> list[str]:
+    model: type[BaseModel] = Config
+    for name in parents:
+        info = model.model_fields.get(str(name))
+        kind = info.annotation if info else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return []
+        model = kind
+    return list(model.model_fields)
+
+
+def _explain(mistake: Any, origin: str, more: str) -> tuple[str, str]:
+    where = ".".join(str(part) for part in mistake["loc"])
+    if mistake["type"] == "extra_forbidden":
+        *parents, name = mistake["loc"]
+        here = _keys_at(parents)
+        near = difflib.get_close_matches(str(name), here, 1, 0.5)
+        prefix = ".".join([*map(str, parents), ""])
+        elsewhere = [key for key in valid_keys() if key.rsplit(".", 1)[-1] == str(name)]
+        guess = elsewhere[0] if elsewhere else f"{prefix}{near[0]}" if near else ""
+        remedy = (f"did you mean {guess}? " if guess else "") + f"valid here: {', '.join(here)}"
+        return f"{origin}: unknown key {where}{more}", remedy
+    value = mistake.get("input")
+    return f"{origin}: {where} = {value!r}{more}", mistake["msg"][0].lower() + mistake["msg"][1:]

@@ -1,0 +1,121 @@
+"""The small interface behind which every inference engine stands (issue 2, "Engines").
+
+Two sides. The *client* (in the gateway) asks for tokens; the *server handle* (in the cell's leader) owns the engine process.
+Invariants:
+- token in, token out: prompts and results are ids; the engine never sees text and never echoes the prompt;
+- a call is continued on any engine by prompt + tokens generated so far, with `position` telling how many of them were generated:
+  the draw for generated token i depends only on (seed, i) and the distribution, so a hand-over is invisible;
+- every token carries the weight version that sampled it; an update never leaves an engine half new: after `update_weights`
+  returned, the engine's KV of older versions is gone;
+- log-probs are those of the sampled distribution with the temperature applied, and before top-p/top-k cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to draw. `temperature` 0 is greedy (log-probs then of temperature 1). `seed` of one call, `stop` ends it (and is included)."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """`prompt`: token ids, ending with the `position` tokens that this call generated earlier on another engine (or weights)."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: Sampling
+    position: int = 0
+
+
+@dataclass(frozen=True)
+class TokenChunk:
+    """Some tokens in order, one log-prob (nats) and one weight version each. `finish` is set on the last chunk: "stop" or "length"."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: str | None = None
+
+
+class EngineFault(Exception):
+    """The engine broke, vanished or refused. What it had delivered stays valid; the caller continues elsewhere or fails."""
+
+
+class EngineClient(Protocol):
+    """Generates on one engine. Closing the iterator (`aclose`) cancels the call at the engine within 0.1 s."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Yields chunks as they come; raises EngineFault. `sampling.max_tokens` counts from this request's prompt end."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EngineAddress:
+    """Where an engine answers; what the controller puts into the gateway's routes."""
+
+    kind: str
+    url: str
+    capacity: int
+    """Executions that this engine can hold at once."""
+    window: int
+    """Tokens of context, prompt and output together."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """All that is needed to start an engine, whatever its kind."""
+
+    kind: str
+    model: Path
+    version: int
+    capacity: int
+    window: int
+    log: Path
+    host: str = "127.0.0.1"
+    dtype: str = "float32"
+    threads: int = 1
+    options: dict[str, object] = field(default_factory=dict)
+
+
+class EngineServer(Protocol):
+    """The engine process of one cell, owned by the cell's leader. All calls block with a deadline (seconds) and raise EngineFault."""
+
+    address: EngineAddress
+    pid: int
+
+    def alive(self) -> bool: ...
+
+    def pause(self, deadline: float) -> None:
+        """Stop serving; requests in flight are refused with EngineFault at their client (the gateway keeps and moves them)."""
+        ...
+
+    def resume(self, deadline: float) -> None: ...
+
+    def update_weights(self, model: Path, version: int, deadline: float) -> None:
+        """Load a Hugging Face directory's weights as `version`; drops every KV of older versions. Checked by reading the version back."""
+        ...
+
+    def release(self, deadline: float) -> None:
+        """Free the memory that training needs (weights, KV); the process stays."""
+        ...
+
+    def restore(self, model: Path, version: int, deadline: float) -> None:
+        """Undo `release` with these weights."""
+        ...
+
+    def stop(self) -> None: ...
