@@ -1,0 +1,117 @@
+"""What the controller announces to the cells, in epoch order: frozen messages and their plain-dict form.
+
+Ordering key: the epoch of the channel (cells/epochs.py). Every rank sees every message in the same order; a message whose
+`AGREE` is true is over when every leader has acknowledged it. A micro-step names rows, it does not carry them: each cell repeats the seeded
+selection and reads the tokens from RUN/trees by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class RowRef:
+    """One selected path: `path` is its place in `trees.selection.select_paths(execution)`; `advantage` of its execution."""
+
+    execution: int
+    path: int
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """Micro-steps with indices `first`, `first + 1`, ...; any training cell may claim each, once."""
+
+    AGREE: ClassVar[bool] = False
+    first: int
+    items: tuple[tuple[RowRef, ...], ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """First message of an attempt: the core restores the checkpoint of `step` (0: fresh) and reports the version it holds."""
+
+    AGREE: ClassVar[bool] = True
+    step: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """Cell `cell` changes its role. To training: engine released, training state restored, weights pulled from the core. And back."""
+
+    AGREE: ClassVar[bool] = True
+    cell: int
+    to: str
+    version: int
+    weights: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """Step `step` is complete with micro-steps below `items`: the first `prefix` cells finish them, reduce to the core, which divides by `executions`, steps and checkpoints.
+
+    `refresh`: the burst goes on, so training satellites pull the new weights. `fields` and `state` go into the checkpoint.
+    """
+
+    AGREE: ClassVar[bool] = True
+    step: int
+    items: int
+    prefix: int
+    executions: int
+    refresh: bool
+    checkpoint: bool
+    fields: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Export:
+    """The core writes its weights as a Hugging Face directory."""
+
+    AGREE: ClassVar[bool] = True
+    version: int
+    weights: str
+
+
+@dataclass(frozen=True)
+class Update:
+    """The engines of `cells` load these weights."""
+
+    AGREE: ClassVar[bool] = True
+    version: int
+    weights: str
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The last message of an attempt."""
+
+    AGREE: ClassVar[bool] = True
+    reason: str
+
+
+Message = Work | Start | Move | Close | Export | Update | Stop
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Work, Start, Move, Close, Export, Update, Stop)}
+
+
+def encode(message: Message) -> dict[str, Any]:
+    """A JSON-able dict."""
+    return {"kind": type(message).__name__, **asdict(message)}
+
+
+def decode(data: dict[str, Any]) -> Message:
+    """The inverse of `encode`. ValueError on an unknown kind."""
+    fields = dict(data)
+    kind = _KINDS.get(fields.pop("kind", ""))
+    if kind is None:
+        raise ValueError(f"unknown message kind {data.get('kind')!r}; known: {', '.join(_KINDS)}")
+    if kind is Work:
+        items = tuple(tuple(RowRef(**row) for row in item) for item in fields["items"])
+        return Work(first=fields["first"], items=items)
+    if kind is Update:
+        fields["cells"] = tuple(fields["cells"])
+    message: Message = kind(**fields)
+    return message
