@@ -1,0 +1,61 @@
+"""How a process of a run tells the driver why it dies: one small JSON file per process in the attempt's runtime folder.
+
+Invariant: the driver prints one line for a stopped run. The first file (by time written) is the cause; later ones are what it dragged down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre_hpc.errors import ExitCode, GyreError, Resumable
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Who died of what; `t` seconds since the epoch on the node of that process."""
+
+    who: str
+    what: str
+    remedy: str
+    exit_code: int
+    t: float
+
+    def error(self) -> GyreError:
+        """The same as an exception for the command line."""
+        kind = Resumable if self.exit_code == ExitCode.RESUMABLE else GyreError
+        return kind(f"{self.who}: {self.what}", self.remedy)
+
+
+def as_failure(who: str, error: BaseException) -> Failure:
+    """What the driver should hear of `error`: our own errors as they are, anything else as a resumable stop that names the log."""
+    if isinstance(error, GyreError):
+        return Failure(who, error.what, error.remedy, int(error.exit_code), time.time())
+    if isinstance(error, OSError) and error.errno == 28:
+        return Failure(who, f"disk full: {error.filename or error}", "free space in the run directory and start again", int(ExitCode.RESUMABLE), time.time())
+    text = " ".join(str(error).split())[:300]
+    return Failure(who, f"{type(error).__name__}: {text}", "see its log; the same command resumes", int(ExitCode.RESUMABLE), time.time())
+
+
+def record_failure(folder: Path, failure: Failure) -> None:
+    """Write the file; best effort, since the disk may be what failed (the exit code still tells)."""
+    try:
+        temporary = folder / f".failure-{failure.who}.{os.getpid()}"
+        temporary.write_text(json.dumps(failure.__dict__))
+        os.replace(temporary, folder / f"failure-{failure.who}.json")
+    except OSError as error:
+        print(f"{failure.who}: could not write the failure file: {error}", flush=True)
+
+
+def first_failure(folder: Path) -> Failure | None:
+    """The earliest recorded failure of this attempt."""
+    found = []
+    for path in folder.glob("failure-*.json"):
+        try:
+            found.append(Failure(**json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError):
+            continue
+    return min(found, key=lambda failure: failure.t, default=None)
