@@ -1,0 +1,121 @@
+"""Which nodes a run has, and which process goes where: pure functions of the scheduler's answers and the configuration.
+
+Invariants: nodes keep the order of the allocation; the driver, the gateway and rank 0 are on the first node; cells get whole nodes in order;
+with one node more than the cells need the controller has the first node for itself. The allocation is what `scontrol` says now, not what
+SLURM_JOB_NODELIST said at the start (that one still lists dead nodes). Each question to Slurm is a pair: a command and a parser.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from gyre_hpc.config import CellsSection
+from gyre_hpc.errors import ConfigError, GyreError
+
+SCONTROL_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of this run in order. `job` is None without Slurm; `end` is in seconds since the epoch; `restarts` counts requeues."""
+
+    nodes: tuple[str, ...]
+    job: str | None = None
+    restarts: int = 0
+    end: float | None = None
+
+    @property
+    def launcher(self) -> str:
+        """How processes are started here: "slurm" (srun) or "local" (mpiexec and plain children)."""
+        return "local" if self.job is None else "slurm"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The node of every MPI rank (rank 0 the controller, then the cells' ranks in order), and the nodes of every cell."""
+
+    ranks: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+
+
+def inside_slurm(env: Mapping[str, str] | None = None) -> bool:
+    """Whether this process runs in an allocation."""
+    return "SLURM_JOB_ID" in (os.environ if env is None else env)
+
+
+def find_allocation() -> Allocation:
+    """The allocation around this process, or this machine alone. Raises GyreError when Slurm doesn't answer."""
+    if not inside_slurm():
+        return Allocation((node_name(),))
+    job = os.environ["SLURM_JOB_ID"]
+    facts = parse_job(ask(job_command(job)))
+    nodes = parse_hostnames(ask(hostnames_command(facts["NodeList"])))
+    return Allocation(nodes, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")), parse_time(facts.get("EndTime", "")))
+
+
+def node_name(env: Mapping[str, str] | None = None) -> str:
+    """This node's name: Slurm's, since virtual nodes share one hostname, or the short hostname."""
+    return (os.environ if env is None else env).get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+
+
+def place(nodes: tuple[str, ...], cells: CellsSection, local: bool) -> Placement:
+    """Map ranks to nodes. Raises ConfigError if the allocation is too small; a single machine without Slurm holds everything."""
+    needed = cells.count * cells.nodes_per_cell
+    if local:
+        nodes = nodes[:1] * needed
+    elif len(nodes) < needed:
+        raise ConfigError(
+            f"cells.count = {cells.count} with cells.nodes_per_cell = {cells.nodes_per_cell} needs {needed} nodes, the allocation has {len(nodes)}",
+            f"ask for --nodes={needed} (or {needed + 1}: the controller then has a node of its own), or lower cells.count",
+        )
+    own = nodes[1 : needed + 1] if len(nodes) > needed else nodes[:needed]
+    width = cells.nodes_per_cell
+    groups = tuple(own[i * width : (i + 1) * width] for i in range(cells.count))
+    ranks = [node for group in groups for node in group for _ in range(cells.ranks_per_node)]
+    return Placement((nodes[0], *ranks), groups)
+
+
+# -- questions to Slurm -------------------------------------------------------------------------------------------------------
+def job_command(job: str) -> list[str]:
+    return ["scontrol", "--oneliner", "show", "job", job]
+
+
+def parse_job(text: str) -> dict[str, str]:
+    """`Key=value` pairs of `scontrol --oneliner show job`; the first line only (an array's id lists several)."""
+    first = text.strip().split("\n")[0]
+    return dict(pair.split("=", 1) for pair in re.findall(r"(?:^|(?<=\s))[A-Za-z][A-Za-z0-9/:_]*=\S*", first))
+
+
+def hostnames_command(nodelist: str) -> list[str]:
+    return ["scontrol", "show", "hostnames", nodelist]
+
+
+def parse_hostnames(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def parse_time(text: str) -> float | None:
+    """Slurm's local ISO time as seconds since the epoch; None for Unknown and the like."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def ask(command: list[str]) -> str:
+    """Run a short Slurm client command with a deadline. Raises GyreError with what it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT, check=False)
+    except FileNotFoundError:
+        raise GyreError(f"{command[0]} is not on PATH, but SLURM_JOB_ID is set", "unset SLURM_JOB_ID to run without Slurm") from None
+    except subprocess.TimeoutExpired:
+        raise GyreError(f"`{' '.join(command)}` gave no answer in {SCONTROL_TIMEOUT:.0f} s", "the Slurm controller may be down; try again") from None
+    if done.returncode:
+        raise GyreError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}", "check SLURM_CONF and the job id")
+    return done.stdout
