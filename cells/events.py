@@ -85,6 +85,21 @@ class Published:
     version: int
 
 
+@dataclass(frozen=True)
+class GroupFrontier:
+    """What the ledger knows of one group after a (re)start; `valid` None: not all of its executions are over.
+
+    `trained` may be set by a caller that knows better than the snapshot that the group was consumed already.
+    """
+
+    group: int
+    version: int
+    size: int
+    finished: int = 0
+    valid: int | None = None
+    trained: bool = False
+
+
 Event = GroupDispatched | ExecutionFinished | GroupComplete | TransferDone | TransferFailed | StepDone | Published
 
 

@@ -1,0 +1,332 @@
+"""The elastic schedule as one pure object: events in, decisions out; no clock, no I/O. The controller and the simulator run it alike.
+
+A burst: top the outstanding groups up (`Dispatch`, the only place where the waterlevel rises on purpose) -> the core leaves rollout
+when the waterlevel allows, satellites follow one at a time -> complete groups are fed to the open step -> `CloseStep`, mu times
+-> `Publish` -> cells return, last first -> the next burst.
+
+Invariants:
+- the cells in training are a prefix; one transfer at a time; none between `CloseStep` and `StepDone` or during a publication;
+- a cell leaves only while the remaining rollout capacity covers every unfinished execution, and stays to the burst's end;
+- every group is fed once or skipped once (no valid execution in it); a step is made of `groups_per_step` fed groups, see below;
+- every run ends if its executions do, its transfers succeed in the end and some groups are valid.
+
+Choices where the design is silent:
+- the core leaves only once a complete group waits for it: before that it would idle, and without this it would return at a boundary
+  and leave again at once when capacity is plentiful;
+- a cell that may join does so before the step is closed: at the scale that matters a transfer is short against a step;
+- a transfer that failed is tried again, except a satellite on its way to training: the prefix just stays shorter for this burst;
+- a skipped group is replaced at once as far as rollout can hold the replacement. When it can't (all cells are in training), the open
+  step is closed short, or, with nothing fed, the burst ends early: returning a cell in mid-burst would break the rule above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from cells.burst import Backlog, Consumed, boundary_target, holds_back
+from cells.events import (
+    CloseStep,
+    Decision,
+    Dispatch,
+    Event,
+    ExecutionFinished,
+    Feed,
+    Finish,
+    GroupComplete,
+    GroupDispatched,
+    GroupFrontier,
+    Publish,
+    Published,
+    Role,
+    Schedule,
+    StepDone,
+    Transfer,
+    TransferDone,
+    TransferFailed,
+)
+from cells.roles import Roles
+from cells.waterlevel import capacity_without, groups_that_fit, may_leave, rollout_capacity
+
+TRANSFER_ATTEMPTS = 3
+"""A transfer that fails this often in a row can't be expected to succeed."""
+
+
+class ScheduleStuck(Exception):
+    """The same transfer failed TRANSFER_ATTEMPTS times in a row."""
+
+
+class Phase(Enum):
+    """Where a run is."""
+
+    NEW = "new"
+    BURST = "burst"
+    CLOSING = "closing"
+    PUBLISHING = "publishing"
+    DONE = "done"
+
+
+class ElasticPolicy:
+    """Decides for one run. Feed it events in the order in which they happened, carry its decisions out in the order given.
+
+    `snapshot`: what `snapshot()` returned for the checkpoint from which the run goes on.
+    """
+
+    def __init__(self, schedule: Schedule, snapshot: Mapping[str, Any] | None = None) -> None:
+        check_schedule(schedule)
+        saved = snapshot if snapshot is not None else {}
+        self.schedule = schedule
+        self.step: int = saved.get("step", 0)
+        """Optimizer steps done; equals the version of the newest weights."""
+        self.published = self.step
+        """Version that the engines have (after a restart they begin with the checkpoint's)."""
+        self.burst: int = saved.get("burst", -1)
+        """Index of the current burst."""
+        self.skipped: int = saved.get("skipped", 0)
+        """Groups that were dropped because no execution of them was valid."""
+        self.skipped_in_a_row = 0
+        """Skipped groups since the last one that was fed: many of them mean that something outside is broken."""
+        self.phase = Phase.NEW
+        self.roles = Roles.all_rollout(len(schedule.capacity))
+        self._backlog = Backlog(Consumed(saved.get("consumed_below", 0), saved.get("consumed", ())))
+        self._fed: list[int] = []
+        self._asked = 0
+        """Groups of Dispatch decisions that were not answered yet."""
+        self._burst_end = self.step
+        self._returning = False
+        self._core_stays = False
+        self._refused: set[int] = set()
+        """Satellites whose transfer to training failed in this burst."""
+        self._failures = 0
+
+    # -- the caller's side --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> list[Decision]:
+        """The first decisions of a run without earlier groups."""
+        return self.resume(())
+
+    def resume(self, frontier: Iterable[GroupFrontier]) -> list[Decision]:
+        """The first decisions after a restart: a burst's boundary, all cells in rollout, `frontier` what the ledger holds.
+
+        Groups fed to a step that the checkpoint does not have are fed again.
+        """
+        if self.phase is not Phase.NEW:
+            raise ValueError("a policy is started once")
+        self._backlog.restore(frontier)
+        self._skip_void()
+        if self.step >= self.schedule.steps:
+            self.phase = Phase.DONE
+            return [Finish()]
+        return self._begin_burst() + self._advance()
+
+    def on(self, event: Event) -> list[Decision]:
+        """What to do about `event`. ValueError for an answer to something that was not asked, KeyError for an unknown group."""
+        decisions = _HANDLERS[type(event)](self, event)
+        return decisions + self._advance()
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON-able state for the checkpoint of the step that is closing (or, between steps, of the last one).
+
+        While a step is closing it counts as done, with its groups: the checkpoint holds the weights after it.
+        """
+        closing = self.phase is Phase.CLOSING
+        consumed = self._backlog.consumed.with_groups(self._fed if closing else ())
+        return {
+            "step": self.step + closing,
+            "burst": self.burst,
+            "skipped": self.skipped,
+            "consumed_below": consumed.below,
+            "consumed": consumed.above,
+        }
+
+    @property
+    def current(self) -> tuple[int, ...]:
+        """Groups fed to the open (or closing) step."""
+        return tuple(self._fed)
+
+    @property
+    def waterlevel(self) -> int:
+        """Executions dispatched (asked for included) and not finished."""
+        return self._backlog.waterlevel + self._asked * self.schedule.group_size
+
+    @property
+    def capacity(self) -> int:
+        """Rollout slots now."""
+        return rollout_capacity(self.schedule, self.roles)
+
+    @property
+    def outstanding(self) -> int:
+        """Groups dispatched (asked for included) and neither fed nor skipped."""
+        return len(self._backlog) + self._asked
+
+    # -- events -------------------------------------------------------------------------------------------------------------------
+
+    def _on_dispatched(self, event: GroupDispatched) -> list[Decision]:
+        if self._backlog.dispatched(event.group, event.version, event.size):
+            self._asked = max(0, self._asked - 1)
+        return []
+
+    def _on_finished(self, event: ExecutionFinished) -> list[Decision]:
+        if event.group not in self._fed:
+            self._backlog.finished(event.group)
+        return []
+
+    def _on_complete(self, event: GroupComplete) -> list[Decision]:
+        if event.group not in self._fed:
+            self._backlog.complete(event.group, event.valid)
+            self._skip_void()
+        return []
+
+    def _on_transferred(self, event: TransferDone) -> list[Decision]:
+        self.roles = self.roles.end(event.cell, event.to)
+        self._failures = 0
+        return []
+
+    def _on_transfer_failed(self, event: TransferFailed) -> list[Decision]:
+        self.roles = self.roles.end(event.cell, event.to, undone=True)
+        if event.to is Role.TRAINING and event.cell > 0:
+            self._refused.add(event.cell)
+            return []
+        self._failures += 1
+        if self._failures >= TRANSFER_ATTEMPTS:
+            raise ScheduleStuck(f"the transfer of cell {event.cell} to {event.to.value} failed {self._failures} times in a row")
+        return []
+
+    def _on_step_done(self, event: StepDone) -> list[Decision]:
+        if self.phase is not Phase.CLOSING or event.step != self.step + 1:
+            raise ValueError(f"step {event.step} is done, but the phase is {self.phase.value} after step {self.step}")
+        self.step += 1
+        for group in self._fed:
+            self._backlog.consumed.add(group)
+        self._fed = []
+        self.phase = Phase.BURST
+        return self._publish() if self.step >= self._burst_end else []
+
+    def _on_published(self, event: Published) -> list[Decision]:
+        if self.phase is not Phase.PUBLISHING or event.version != self.step:
+            raise ValueError(f"version {event.version} is published, but the phase is {self.phase.value} after step {self.step}")
+        self.published = event.version
+        if self.step >= self.schedule.steps:
+            self.phase = Phase.DONE
+            return [Finish()]
+        return self._begin_burst()
+
+    # -- decisions ----------------------------------------------------------------------------------------------------------------
+
+    def _begin_burst(self) -> list[Decision]:
+        """The boundary: dispatch, and say which cells go back to rollout."""
+        self.phase = Phase.BURST
+        self.burst += 1
+        self._burst_end = min(self.step + self.schedule.mu, self.schedule.steps)
+        self._refused = set()
+        decisions = self._dispatch(boundary_target(self.schedule, self.step) - self.outstanding)
+        self._returning = self.roles.prefix > 0
+        # the rule for the core alone (qwengyre.md 2.3); satellites always go back
+        batch_waits = len(self._backlog.ready()) >= self.schedule.groups_per_step
+        self._core_stays = self.roles.core_trains and batch_waits and self.waterlevel <= capacity_without(self.schedule, [0])
+        return decisions
+
+    def _advance(self) -> list[Decision]:
+        if self.phase is not Phase.BURST:
+            return []
+        decisions = self._replace_skipped()
+        decisions += self._feed()
+        return decisions + self._move_or_close()
+
+    def _dispatch(self, groups: int) -> list[Decision]:
+        if groups <= 0:
+            return []
+        self._asked += groups
+        return [Dispatch(groups, self.published)]
+
+    def _replace_skipped(self) -> list[Decision]:
+        """Skipped groups may leave the burst short of work: ask for what is missing, as far as it fits."""
+        needed = (self._burst_end - self.step) * self.schedule.groups_per_step - len(self._fed)
+        missing = needed - self.outstanding
+        away = self.roles.prefix > 0 or self.roles.moving is not None
+        if away:  # inside the training part of a burst: nothing that the remaining cells can't hold
+            missing = min(missing, groups_that_fit(self.schedule, self.roles, self.waterlevel))
+        return self._dispatch(missing)
+
+    def _skip_void(self) -> None:
+        for state in self._backlog.void():
+            self._backlog.take(state.group)
+            self._backlog.consumed.add(state.group)
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+
+    def _feed(self) -> list[Decision]:
+        if not self.roles.core_trains or (self._returning and not self._core_stays):
+            return []
+        decisions: list[Decision] = []
+        for state in self._backlog.ready():
+            if len(self._fed) >= self.schedule.groups_per_step:
+                break
+            if holds_back(self._backlog, state, self.schedule, self.step, len(self._fed)):
+                break
+            self._backlog.take(state.group)
+            self._fed.append(state.group)
+            self.skipped_in_a_row = 0
+            decisions.append(Feed(state.group))
+        return decisions
+
+    def _move_or_close(self) -> list[Decision]:
+        if self.roles.moving is not None:
+            return []
+        if self._returning:
+            if self.roles.prefix > (1 if self._core_stays else 0):
+                return self._transfer(self.roles.prefix - 1, Role.ROLLOUT)
+            self._returning = False
+        if not self.roles.core_trains:
+            if self._backlog.ready() and may_leave(self.schedule, self.roles, 0, self.waterlevel):
+                return self._transfer(0, Role.TRAINING)
+            return []
+        cell = self.roles.next_to_leave
+        if cell is not None and cell not in self._refused and may_leave(self.schedule, self.roles, cell, self.waterlevel):
+            return self._transfer(cell, Role.TRAINING)
+        return self._close_if_due()
+
+    def _close_if_due(self) -> list[Decision]:
+        starved = self.outstanding == 0
+        if len(self._fed) >= self.schedule.groups_per_step or (starved and self._fed):
+            self.phase = Phase.CLOSING
+            return [CloseStep(self.step + 1)]
+        if not starved:
+            return []
+        if self.step > self.published:
+            return self._publish()
+        return self._begin_burst() + self._advance()
+
+    def _transfer(self, cell: int, to: Role) -> list[Decision]:
+        self.roles = self.roles.begin(cell, to)
+        return [Transfer(cell, to)]
+
+    def _publish(self) -> list[Decision]:
+        self.phase = Phase.PUBLISHING
+        return [Publish(self.step)]
+
+
+_HANDLERS: dict[type, Callable[[ElasticPolicy, Any], list[Decision]]] = {
+    GroupDispatched: ElasticPolicy._on_dispatched,
+    ExecutionFinished: ElasticPolicy._on_finished,
+    GroupComplete: ElasticPolicy._on_complete,
+    TransferDone: ElasticPolicy._on_transferred,
+    TransferFailed: ElasticPolicy._on_transfer_failed,
+    StepDone: ElasticPolicy._on_step_done,
+    Published: ElasticPolicy._on_published,
+}
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """ValueError with one line for a schedule that can't work."""
+    if not schedule.capacity or min(schedule.capacity) < 1 or schedule.standalone_capacity < 0:
+        raise ValueError(f"capacity {schedule.capacity}, standalone {schedule.standalone_capacity}: every cell needs at least one slot")
+    for name in ("groups_per_step", "group_size", "mu", "steps"):
+        if getattr(schedule, name) < 1:
+            raise ValueError(f"{name} = {getattr(schedule, name)}: must be 1 or more")
+    if schedule.phi < 0:
+        raise ValueError(f"phi = {schedule.phi}: must be 0 or more")
+    bound = schedule.staleness_bound
+    if bound is not None and bound < schedule.mu - 1:
+        raise ValueError(f"staleness_bound = {bound}: a burst of mu = {schedule.mu} steps needs at least {schedule.mu - 1}")
