@@ -34,6 +34,8 @@ class RunSection(_Section):
     dir: Path | None = None
     seed: int = 0
     steps: Positive = 20
+    min_free_mb: Annotated[int, Field(ge=0)] = 512
+    """Free space that the run directory's file system must have at the start; the run stops, resumable, when a quarter of it is left."""
 
 
 class ModelSection(_Section):
@@ -159,6 +161,8 @@ class SlurmSection(_Section):
     max_requeues: Annotated[int, Field(ge=0)] = 20
     additional: dict[str, Any] = {}
     setup: list[str] = []
+    srun_options: list[str] = []
+    """Handed to every srun of a run inside an allocation, for example ["--gpus-per-node=4"]."""
 
 
 class SweepSection(_Section):

@@ -1,0 +1,95 @@
+"""A run directory is made once and continued ever after: the frozen configuration decides, not what the user has in hand today.
+
+Invariants: RUN/config.yaml appears whole or not at all; a directory that holds something else is never adopted; a run continues with the
+same configuration except for keys that change how long or where it runs, never what it learns (`FREE`). A change of those is an event.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gyre_hpc import config as configuration
+from gyre_hpc.config import BUILTIN_MODEL, Config
+from gyre_hpc.driver import provenance
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.events import EventLog
+from gyre_hpc.paths import RunPaths
+
+# What may differ when a run continues: dotted keys or whole sections.
+FREE = ("run.steps", "run.dir", "run.name", "run.min_free_mb", "deadlines", "slurm", "sweep", "checkpoint", "rollout.threads", "training.threads")
+
+
+def prepare(config: Config) -> RunPaths:
+    """Create the run directory of `config`, or check that it may continue there. Raises ConfigError."""
+    config = resolve(config)
+    paths = RunPaths(config.run_dir)
+    if paths.config.exists():
+        _continue(paths, config)
+        return paths
+    try:
+        paths.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run directory {paths.root}: {error.strerror}", "set run.dir to a folder that you may write") from None
+    strange = sorted(p.name for p in paths.root.iterdir() if not p.name.startswith(".") and p.name != "submitit")
+    if strange:
+        raise ConfigError(f"run directory {paths.root} holds {', '.join(strange[:3])} but no config.yaml", "set run.dir to a new folder")
+    provenance.write(paths)
+    _freeze(config, paths)
+    return paths
+
+
+def resolve(config: Config) -> Config:
+    """The same configuration with absolute paths: a job starts in another folder than the command that submitted it."""
+    run = config.run.model_copy(update={"dir": config.run_dir.expanduser().absolute()})
+    updates: dict[str, Any] = {"run": run}
+    if config.model.path != BUILTIN_MODEL:
+        updates["model"] = config.model.model_copy(update={"path": str(Path(config.model.path).expanduser().absolute())})
+    if not config.tasks.source.startswith("builtin:"):
+        updates["tasks"] = config.tasks.model_copy(update={"source": str(Path(config.tasks.source).expanduser().absolute())})
+    return config.model_copy(update=updates)
+
+
+def frozen(paths: RunPaths) -> Config:
+    """The configuration that a run directory was frozen with. Raises ConfigError."""
+    if not paths.config.exists():
+        raise ConfigError(f"{paths.root} is not a run directory (no config.yaml in it)", "give the folder that `gyre run` made, for example runs/quickstart")
+    return configuration.load(paths.config)
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys with another value: (old, new)."""
+    before, after = dict(_flat(old.model_dump(mode="json"))), dict(_flat(new.model_dump(mode="json")))
+    return {key: (before.get(key), after.get(key)) for key in sorted({*before, *after}) if before.get(key) != after.get(key)}
+
+
+def is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def _continue(paths: RunPaths, config: Config) -> None:
+    changed = differences(frozen(paths), config)
+    bound = {key: values for key, values in changed.items() if not is_free(key)}
+    if bound:
+        listed = ", ".join(f"{key} {old!r} -> {new!r}" for key, (old, new) in list(bound.items())[:4])
+        more = f" and {len(bound) - 4} more" if len(bound) > 4 else ""
+        raise ConfigError(f"{paths.root} was started with another configuration: {listed}{more}", "set run.dir to a new folder, or undo the change")
+    if changed:
+        _freeze(config, paths)
+        EventLog(paths.events).emit("config.change", changes={key: list(values) for key, values in changed.items()})
+
+
+def _freeze(config: Config, paths: RunPaths) -> None:
+    temporary = paths.config.with_name(f".config.{os.getpid()}.yaml")
+    configuration.dump(config, temporary)
+    os.replace(temporary, paths.config)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,157 @@
+"""One driver per run directory: RUN/driver.lock names the host, process and job that has it.
+
+Invariants: the file is created exclusively (works on NFS, Lustre and GPFS, where flock may not) and renewed every few seconds. It is stale
+when its process is gone (same host), when its job is this one (an earlier attempt of a requeued job) or Slurm no longer runs it, or when it has
+not been renewed for `STALE` seconds by the file system's own clock. A stale lock is moved aside, and looked at again after the move: of two
+that take over at once, one wins and the other is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from gyre_hpc.driver.allocation import ask, inside_slurm, job_command, parse_job
+from gyre_hpc.errors import GyreError, Resumable
+
+RENEW = 10.0
+STALE = 60.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock. `started`: of the process, seconds since the epoch, so that a reused pid is not taken for it."""
+
+    host: str
+    pid: int
+    started: float
+    job: str | None
+    token: str
+
+    def describe(self) -> str:
+        return f"{self.host} pid {self.pid}" + (f" (job {self.job})" if self.job else "")
+
+
+class RunLock:
+    """A context manager around the life of a driver; `renew` must be called every `RENEW` seconds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        job = os.environ.get("SLURM_JOB_ID")
+        self.me = Holder(socket.gethostname(), os.getpid(), psutil.Process().create_time(), job, uuid.uuid4().hex)
+
+    def __enter__(self) -> RunLock:
+        while not self._create():
+            holder = read_holder(self.path)
+            if holder is not None and not is_stale(self.path, holder):
+                raise refusal(self.path, holder)
+            self._move_aside(holder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        holder = read_holder(self.path)
+        if holder is not None and holder.token == self.me.token:
+            self.path.unlink(missing_ok=True)
+
+    def renew(self) -> None:
+        """Show that we live. Raises Resumable if the lock is not ours any more: two drivers must not write one run."""
+        holder = read_holder(self.path)
+        if holder is None or holder.token != self.me.token:
+            who = "nobody" if holder is None else holder.describe()
+            raise Resumable(f"lost the run's lock {self.path} to {who}", "see which of the two drivers should run")
+        os.utime(self.path)
+
+    def _create(self) -> bool:
+        """Create the lock with its whole content in one step (a hard link of a finished file; exclusive creation where links are not to be had)."""
+        temporary = self.path.with_name(f".{self.path.name}.{self.me.token}")
+        temporary.write_text(json.dumps(asdict(self.me)))
+        try:
+            os.link(temporary, self.path)
+        except FileExistsError:
+            return False
+        except OSError:
+            try:
+                with open(self.path, "x") as f:
+                    f.write(json.dumps(asdict(self.me)))
+            except FileExistsError:
+                return False
+        finally:
+            temporary.unlink()
+        return True
+
+    def _move_aside(self, judged: Holder | None) -> None:
+        aside = self.path.with_name(f".{self.path.name}.stale-{self.me.token}")
+        try:
+            os.rename(self.path, aside)
+        except FileNotFoundError:
+            return
+        moved = read_holder(aside)
+        if moved is not None and (judged is None or moved.token != judged.token):  # somebody else took over between our look and our move
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, self.path)
+            aside.unlink()
+            raise refusal(self.path, moved)
+        aside.unlink()
+
+
+def refusal(path: Path, holder: Holder) -> GyreError:
+    return GyreError(f"{path.parent} is being run by {holder.describe()}", "wait for it or stop it; `gyre status` shows how far it is")
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Who holds the lock; None if nobody does or the file is broken (its writer died)."""
+    try:
+        return Holder(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def live_holder(path: Path) -> Holder | None:
+    """Who holds the lock and lives."""
+    holder = read_holder(path)
+    return None if holder is None or is_stale(path, holder) else holder
+
+
+def is_stale(path: Path, holder: Holder) -> bool:
+    """Whether the holder is gone for certain, or silent for too long."""
+    if holder.host == socket.gethostname():
+        return not _lives(holder)
+    if holder.job is not None and inside_slurm() and not _job_runs(holder.job):
+        return True
+    return _age(path) > STALE
+
+
+def _lives(holder: Holder) -> bool:
+    try:
+        process = psutil.Process(holder.pid)
+        return abs(process.create_time() - holder.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _job_runs(job: str) -> bool:
+    if job == os.environ.get("SLURM_JOB_ID"):
+        return False  # our own job, requeued: its earlier attempt is over
+    try:
+        return parse_job(ask(job_command(job))).get("JobState") in {"RUNNING", "COMPLETING", "SUSPENDED"}
+    except GyreError as error:
+        return "Invalid job id" not in error.what
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last renewal by the clock of the file system (those of the nodes differ)."""
+    probe = path.with_name(f".{path.name}.clock-{os.getpid()}")
+    probe.touch()
+    try:
+        return probe.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+    finally:
+        probe.unlink()
