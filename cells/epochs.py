@@ -1,0 +1,250 @@
+"""Ordered announcements from one rank to the others of a communicator, and their answers; never blocking.
+
+An announcement is an *epoch*: a dense number and a JSON message. Root broadcasts; followers `poll`; when root asked for agreement every
+follower answers with `acknowledge`, and root sees the `reports` of an epoch when the last has come.
+
+Invariants: all ranks see all epochs in the same order; the collectives of each of the two private communicators (announcements,
+answers) are posted in epoch order on every rank, whatever the order in which the caller acknowledges; nothing waits inside MPI: every
+request is polled with Test, and a rank makes progress whenever it polls. One thread calls MPI.
+
+Frames: a header of HEADER bytes (epoch, length, agree; then as much of the payload as fits), and a second broadcast for a longer
+payload. Answers: a gather of lengths, then a gather of as many bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cells.waiting import DeadlineExceeded, wait
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Announcement", "Channel", "DeadlineExceeded", "wait"]
+
+HEADER = 2048
+_FIELDS = 3 * 8
+_INLINE = HEADER - _FIELDS
+_CLOSE = -1
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """One epoch, as a follower sees it. `agree`: root waits for `acknowledge`."""
+
+    epoch: int
+    message: dict[str, Any]
+    agree: bool
+
+
+@dataclass
+class _Posted:
+    """Requests whose buffers must stay alive until they are done."""
+
+    requests: list[Any]
+    buffers: list[Any] = field(default_factory=list)
+
+    def done(self) -> bool:
+        self.requests = [r for r in self.requests if not r.Test()]
+        return not self.requests
+
+
+class Channel:
+    """One end of the announcements over `comm`. Made collectively by all its ranks; rank `root` announces.
+
+    With only one rank in `comm` announcing and agreeing work too: there are no reports to wait for.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, root: int = 0) -> None:
+        self._announcements = comm.Dup()
+        self._answers = comm.Dup()
+        self.root = root
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self._epoch = 0
+        self._sent: deque[_Posted] = deque()
+        self._closed = False
+        # root: agreed epochs in order, and the answers that have come
+        self._awaited: deque[int] = deque()
+        self._gather: _Gather | None = None
+        self._reports: dict[int, list[dict[str, Any]]] = {}
+        # follower: the broadcast being received; agreed epochs in order, and answers given ahead of their turn
+        self._incoming = None if self.is_root else _Incoming(self._announcements, root)
+        self._due: deque[int] = deque()
+        self._given: dict[int, bytes] = {}
+
+    @property
+    def is_root(self) -> bool:
+        return self.rank == self.root
+
+    # -- root ---------------------------------------------------------------------------------------------------------------------
+
+    def announce(self, message: dict[str, Any], agree: bool = True) -> int:
+        """Root: send `message` to every follower; returns its epoch. Does not wait, any number may be on the way."""
+        if not self.is_root:
+            raise ValueError("only the root announces")
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        self._broadcast(epoch, json.dumps(message).encode(), agree)
+        if agree:
+            self._awaited.append(epoch)
+        self.progress()
+        return epoch
+
+    def reports(self, epoch: int) -> list[dict[str, Any]] | None:
+        """Root: the followers' answers to an agreed epoch, by rank (root left out), or None while one is missing.
+
+        Handed out once; KeyError for an epoch that was not agreed or was handed out before.
+        """
+        self.progress()
+        if epoch in self._reports:
+            return self._reports.pop(epoch)
+        if epoch not in self._awaited:
+            raise KeyError(f"epoch {epoch} has no reports to come")
+        return None
+
+    # -- followers ----------------------------------------------------------------------------------------------------------------
+
+    def poll(self) -> Announcement | None:
+        """Follower: the next announcement, or None when none is there (yet)."""
+        self.progress()
+        if self._incoming is None or self._closed:
+            return None
+        frame = self._incoming.poll()
+        if frame is None:
+            return None
+        epoch, payload, agree = frame
+        if epoch == _CLOSE:
+            self._closed = True
+            return None
+        if agree:
+            self._due.append(epoch)
+        self._incoming.post()
+        return Announcement(epoch, json.loads(payload), agree)
+
+    def acknowledge(self, epoch: int, report: dict[str, Any] | None = None) -> None:
+        """Follower: answer an agreed epoch. The answer leaves when those of all earlier epochs have left. KeyError if none is due."""
+        if epoch not in self._due or epoch in self._given:
+            raise KeyError(f"epoch {epoch} has no answer due")
+        self._given[epoch] = json.dumps(report if report is not None else {}).encode()
+        while self._due and self._due[0] in self._given:
+            self._answer(self._given.pop(self._due.popleft()))
+        self.progress()
+
+    # -- both ---------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Root called `close`, or the follower has seen it."""
+        return self._closed
+
+    def progress(self) -> None:
+        """Let MPI work on what is posted. Called by every other method; call it in long computations."""
+        while self._sent and self._sent[0].done():
+            self._sent.popleft()
+        if self.is_root:
+            self._collect()
+
+    def close(self) -> None:
+        """Root: the last announcement. Followers see `closed` when they poll; every rank then calls `drain` before MPI_Finalize."""
+        if self.is_root and not self._closed:
+            self._broadcast(_CLOSE, b"", False)
+            self._closed = True
+
+    def drain(self) -> bool:
+        """Whether all that this rank posted is done; poll it after `close`."""
+        if not self.is_root and not self._closed:
+            self.poll()
+        self.progress()
+        return self._closed and not self._sent and not self._awaited
+
+    def _broadcast(self, epoch: int, payload: bytes, agree: bool) -> None:
+        header = np.zeros(HEADER, np.uint8)
+        header[:_FIELDS].view(np.int64)[:] = (epoch, len(payload), agree)
+        inline = payload[:_INLINE]
+        header[_FIELDS : _FIELDS + len(inline)] = np.frombuffer(inline, np.uint8)
+        posted = _Posted([self._announcements.Ibcast(header, self.root)], [header])
+        if len(payload) > _INLINE:
+            rest = np.frombuffer(payload[_INLINE:], np.uint8).copy()
+            posted.requests.append(self._announcements.Ibcast(rest, self.root))
+            posted.buffers.append(rest)
+        self._sent.append(posted)
+
+    def _answer(self, data: bytes) -> None:
+        length = np.array([len(data)], np.int64)
+        body = np.frombuffer(data, np.uint8).copy()
+        requests = [self._answers.Igather(length, None, self.root), self._answers.Igatherv(body, None, self.root)]
+        self._sent.append(_Posted(requests, [length, body]))
+
+    def _collect(self) -> None:
+        while self._awaited:
+            if self._gather is None:
+                self._gather = _Gather(self._answers, self.root)
+            reports = self._gather.poll()
+            if reports is None:
+                return
+            self._reports[self._awaited.popleft()] = reports
+            self._gather = None
+
+
+class _Incoming:
+    """A follower's side of one broadcast after the other."""
+
+    def __init__(self, comm: MPI.Intracomm, root: int) -> None:
+        self._comm, self._root = comm, root
+        self._header: NDArray[np.uint8] = np.zeros(HEADER, np.uint8)
+        self._rest: NDArray[np.uint8] | None = None
+        self._request: Any = None
+        self.post()
+
+    def post(self) -> None:
+        self._rest = None
+        self._request = self._comm.Ibcast(self._header, self._root)
+
+    def poll(self) -> tuple[int, bytes, bool] | None:
+        """(epoch, payload, agree) of a whole frame."""
+        if not self._request.Test():
+            return None
+        epoch, length, agree = (int(x) for x in self._header[:_FIELDS].view(np.int64))
+        if length > _INLINE and self._rest is None:
+            self._rest = np.zeros(length - _INLINE, np.uint8)
+            self._request = self._comm.Ibcast(self._rest, self._root)
+            return self.poll()
+        payload = self._header[_FIELDS : _FIELDS + min(length, _INLINE)].tobytes()
+        if self._rest is not None:
+            payload += self._rest.tobytes()
+        return epoch, payload, bool(agree)
+
+
+class _Gather:
+    """Root's side of one epoch's answers: lengths first, then the bytes."""
+
+    def __init__(self, comm: MPI.Intracomm, root: int) -> None:
+        self._comm, self._root = comm, root
+        self._lengths = np.zeros(comm.Get_size(), np.int64)
+        self._body: NDArray[np.uint8] | None = None
+        self._own = np.zeros(1, np.int64)
+        self._request: Any = comm.Igather(self._own, self._lengths, root)
+
+    def poll(self) -> list[dict[str, Any]] | None:
+        if not self._request.Test():
+            return None
+        if self._body is None:
+            from mpi4py import MPI
+
+            self._body = np.zeros(int(self._lengths.sum()), np.uint8)
+            layout = [self._body, self._lengths.tolist(), MPI.BYTE]
+            self._request = self._comm.Igatherv(np.zeros(0, np.uint8), layout, self._root)
+            return self.poll()
+        data = self._body.tobytes()
+        reports, at = [], 0
+        for rank, length in enumerate(self._lengths.tolist()):
+            if rank != self._root:
+                reports.append(json.loads(data[at : at + length]))
+            at += length
+        return reports
