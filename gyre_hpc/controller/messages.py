@@ -22,11 +22,19 @@ class RowRef:
 
 @dataclass(frozen=True)
 class Work:
-    """Micro-steps with indices `first`, `first + 1`, ...; any training cell may claim each, once."""
+    """Micro-steps `first`, `first + 1`, ... of the open step (numbered from 0); any training cell may claim each, once."""
 
     AGREE: ClassVar[bool] = False
     first: int
     items: tuple[tuple[RowRef, ...], ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """From a cell's leader to its other ranks: micro-step `item` is claimed; each takes the rows of its slot."""
+
+    AGREE: ClassVar[bool] = False
+    item: int
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,9 @@ class Move:
 
 @dataclass(frozen=True)
 class Close:
-    """Step `step` is complete with micro-steps below `items`: the first `prefix` cells finish them, reduce to the core, which divides by `executions`, steps and checkpoints.
+    """Step `step` has `items` micro-steps: the first `prefix` cells finish them and reduce to the core, which divides by `executions` and steps.
 
-    `refresh`: the burst goes on, so training satellites pull the new weights. `fields` and `state` go into the checkpoint.
+    The core also checkpoints where `checkpoint` says so. `refresh`: the burst goes on, so training satellites pull the new weights. `fields` and `state` go into the checkpoint.
     """
 
     AGREE: ClassVar[bool] = True
@@ -93,8 +101,8 @@ class Stop:
     reason: str
 
 
-Message = Work | Start | Move | Close | Export | Update | Stop
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Work, Start, Move, Close, Export, Update, Stop)}
+Message = Work | Share | Start | Move | Close | Export | Update | Stop
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Work, Share, Start, Move, Close, Export, Update, Stop)}
 
 
 def encode(message: Message) -> dict[str, Any]:

@@ -1,0 +1,368 @@
+"""A rank of a cell: follows the controller's announcements, serves or trains. The cell's leader also owns the engine.
+
+Ordering key: announcements, in epoch order. Between two announcements a training rank claims micro-steps and works on them.
+Invariants: the leader relays what it hears to its cell's other ranks and acknowledges when all have; a micro-step is claimed by a
+leader and its rows are split over the cell's ranks by slot; gradients leave a rank as one sum over the prefix, slot by slot, and are
+added up inside the core cell; the core sends its weights to a satellite that joins without stopping its own work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cells.claims import Claims
+from cells.communicators import Communicators
+from cells.epochs import Channel
+from cells.reduce import Pending, start_broadcast, start_receive, start_send, start_sum
+from cells.waiting import wait
+from gyre_hpc.checkpoint import Checkpoint, save
+from gyre_hpc.config import Config
+from gyre_hpc.controller.messages import Close, Export, Message, Move, RowRef, Share, Start, Stop, Update, Work, decode, encode
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.training.loss import Sums
+from gyre_hpc.training.rows import TrainRow
+from trees.selection import Path as Selected
+from trees.selection import select_paths
+from trees.store import StoreReader
+
+if TYPE_CHECKING:
+    from gyre_hpc.engines.protocol import EngineServer, EngineSpec
+    from gyre_hpc.training.actor import Core, Satellite
+
+logger = logging.getLogger(__name__)
+_SNAPSHOT_TAG = 7
+_SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.02
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands."""
+
+    cell: int
+    slot: int
+    ranks: int
+
+    @property
+    def is_leader(self) -> bool:
+        return self.slot == 0
+
+    @property
+    def is_core(self) -> bool:
+        return self.cell == 0
+
+
+class CellRank:
+    """One rank's life between MPI_Init and MPI_Finalize. `run` returns the reason of the Stop message."""
+
+    def __init__(
+        self,
+        config: Config,
+        paths: RunPaths,
+        base_model: Path,
+        ranks: Communicators,
+        engine: Future[EngineServer] | None,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        assert ranks.cell is not None and ranks.cell_index is not None and ranks.slot is not None
+        self.config, self.paths, self.base_model, self.ranks = config, paths, base_model, ranks
+        self.place = Place(ranks.cell_index, ranks.slot, ranks.layout.ranks_per_cell)
+        self.checkpoint = checkpoint
+        self._claims = Claims(ranks.world)
+        self._inner = Channel(ranks.cell)
+        self._upper = Channel(ranks.control) if ranks.control is not None else self._inner
+        self._starting = engine
+        self._engine: EngineServer | None = None
+        self._reader = StoreReader(paths.trees)
+        self._actor: Core | Satellite | None = None
+        self._training = False
+        self._items: list[tuple[RowRef, ...]] = []
+        self._selected: dict[int, list[Selected]] = {}
+        self._sums: Sums | None = None
+        self._sending: list[Pending] = []
+        self._nap = _SHORTEST_NAP
+
+    # -- the loop -----------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Follow announcements until Stop."""
+        while True:
+            announcement = self._upper.poll()
+            if announcement is not None:
+                self._nap = _SHORTEST_NAP
+                message = decode(announcement.message)
+                report = self._follow(message, announcement.message)
+                if announcement.agree:
+                    self._upper.acknowledge(announcement.epoch, report)
+                if isinstance(message, Stop):
+                    return message.reason
+                continue
+            if not self._work_once():
+                self._poll_sends()
+                self._check_engine()
+                time.sleep(self._nap)
+                self._nap = min(self._nap * 1.5, _LONGEST_NAP)
+
+    def _follow(self, message: Message, raw: dict[str, Any]) -> dict[str, Any]:
+        """Do my part of one announcement; the leader's part includes having its cell's other ranks do theirs."""
+        if isinstance(message, Close):
+            self._finish_items(message)
+        relays = self.place.is_leader and self.place.ranks > 1
+        epoch = self._inner.announce(raw, agree=True) if relays else -1
+        report = self._handle(message)
+        if relays:
+            self._wait(lambda: self._inner.reports(epoch), f"the cell's ranks ({type(message).__name__})")
+        return report
+
+    def _handle(self, message: Message) -> dict[str, Any]:
+        match message:
+            case Start():
+                return self._start(message)
+            case Work():
+                if message.first != len(self._items):
+                    raise RuntimeError(f"micro-steps from {message.first} announced, but {len(self._items)} are known")
+                self._items.extend(message.items)
+                return {}
+            case Share():
+                self._do(message.item)
+                return {}
+            case Move():
+                return self._move(message)
+            case Close():
+                return self._close(message)
+            case Export():
+                return self._export(message)
+            case Update():
+                return self._update(message)
+            case Stop():
+                return self._stop()
+
+    def _wait(self, test: Callable[[], Any], name: str, deadline: float | None = None) -> Any:
+        return wait(test, name, self.config.deadlines.step if deadline is None else deadline, logger.warning)
+
+    # -- start and stop -----------------------------------------------------------------------------------------------------------
+
+    def _start(self, message: Start) -> dict[str, Any]:
+        from gyre_hpc.training.actor import Core, Satellite
+
+        assert self.ranks.cell is not None
+        began = time.monotonic()
+        if self.place.is_core:
+            master = self.ranks.cell.bcast(_free_address() if self.place.is_leader else None, root=0)
+            core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master)
+            if self.checkpoint is not None:
+                core.load_state(self.checkpoint.load_core(self.place.slot))
+            self._actor = core
+        else:
+            self._actor = Satellite(self.base_model, self.config)
+        report: dict[str, Any] = {"actor_seconds": round(time.monotonic() - began, 2)}
+        if self._starting is not None:
+            self._engine = self._wait(self._started, "the cell's engine", self.config.deadlines.start)
+            report["engine"] = asdict(self._engine.address)
+            report["engine_pid"] = self._engine.pid
+        return report
+
+    def _started(self) -> EngineServer | None:
+        assert self._starting is not None
+        return self._starting.result() if self._starting.done() else None
+
+    def _check_engine(self) -> None:
+        from gyre_hpc.errors import Resumable
+
+        if self._engine is not None and not self._engine.alive():
+            raise Resumable(f"the engine of cell {self.place.cell} (pid {self._engine.pid}) died", "see its log; the same command resumes")
+
+    def _stop(self) -> dict[str, Any]:
+        if self._engine is not None:
+            self._engine.stop()
+            self._engine = None
+        return {}
+
+    # -- roles --------------------------------------------------------------------------------------------------------------------
+
+    def _move(self, message: Move) -> dict[str, Any]:
+        training = message.to == "training"
+        if message.cell != self.place.cell:
+            if training and self.place.is_core and message.cell != 0:
+                self._send_snapshot(message.cell)
+            return {}
+        phases: dict[str, float] = {}
+        deadline = self.config.deadlines.transfer
+        clock = _Laps(phases)
+        assert self._actor is not None
+        if training:
+            if self._engine is not None:
+                self._engine.pause(deadline)
+                self._engine.release(deadline)
+                clock.lap("release")
+            self._actor.onload()
+            clock.lap("onload")
+            if not self.place.is_core:
+                self._pull_snapshot()
+                clock.lap("pull")
+            self._actor.zero()
+            self._sums = None
+        else:
+            self._actor.offload()
+            clock.lap("offload")
+            if self._engine is not None:
+                self._engine.restore(Path(message.weights), message.version, deadline)
+                self._engine.resume(deadline)
+                clock.lap("restore")
+        self._training = training
+        return {"phases": phases}
+
+    def _send_snapshot(self, cell: int) -> None:
+        assert self._actor is not None
+        comm = self.ranks.prefix(self.ranks.layout.cells)
+        self._sending.append(start_send(comm, self._actor.snapshot(), cell, _SNAPSHOT_TAG))
+
+    def _pull_snapshot(self) -> None:
+        assert self._actor is not None
+        flat = np.empty(self._actor.size, np.float32)
+        comm = self.ranks.prefix(self.ranks.layout.cells)
+        start_receive(comm, flat, 0, _SNAPSHOT_TAG).wait("the core's weights", self.config.deadlines.transfer, logger.warning)
+        self._actor.pull(flat)
+
+    # -- training -----------------------------------------------------------------------------------------------------------------
+
+    def _work_once(self, upto: int | None = None) -> bool:
+        """Leader: claim one micro-step, share it with the cell's other ranks and do my rows. False when none is left."""
+        if not self._training or not self.place.is_leader:
+            return False
+        item = self._claims.claim(len(self._items) if upto is None else upto)
+        if item is None:
+            return False
+        self._nap = _SHORTEST_NAP
+        if self.place.ranks > 1:
+            self._inner.announce(encode(Share(item)), agree=False)
+        self._do(item)
+        return True
+
+    def _do(self, item: int) -> None:
+        assert self._actor is not None
+        rows = [self._row(ref) for ref in self._items[item][self.place.slot :: self.place.ranks]]
+        if rows:
+            sums = self._actor.accumulate(rows)
+            self._sums = sums if self._sums is None else self._sums + sums
+        self._poll_sends()
+
+    def _row(self, ref: RowRef) -> TrainRow:
+        if ref.execution not in self._selected:
+            self._reader.refresh()
+            tree = self._reader.tree(ref.execution)
+            self._selected[ref.execution] = select_paths(tree, self.config.training.jmax, self.config.run.seed)
+        return TrainRow.of(self._selected[ref.execution][ref.path], ref.advantage)
+
+    def _poll_sends(self) -> None:
+        self._sending = [pending for pending in self._sending if not pending.test()]
+
+    def _finish_items(self, message: Close) -> None:
+        """Everything of the step that nobody has claimed yet. Before the cell's other ranks hear of the close."""
+        while self._work_once(message.items):
+            pass
+
+    def _close(self, message: Close) -> dict[str, Any]:
+        self._claims.next_step(message.items)
+        self._items = []
+        self._selected = {}
+        if self.place.cell >= message.prefix:
+            return {}
+        assert self._actor is not None
+        began = time.monotonic()
+        gradient = self._actor.gradient()
+        sums = self._sums.array() if self._sums is not None else np.zeros(Sums.size(), np.float64)
+        self._reduce(gradient, sums, message.prefix)
+        reduced = time.monotonic()
+        report = self._step(message, gradient, Sums.of(sums)) if self.place.is_core else {}
+        if message.refresh and message.prefix > 1:
+            self._refresh(message.prefix)
+        self._actor.zero()
+        self._sums = None
+        report["reduce_seconds"] = round(reduced - began, 4)
+        return report
+
+    def _reduce(self, gradient: NDArray[np.float32], sums: NDArray[np.float64], prefix: int) -> None:
+        """Sums over the prefix into the core, in place; inside the core cell every rank ends with the sum over all slots."""
+        from mpi4py import MPI
+
+        comm, deadline = self.ranks.prefix(prefix), self.config.deadlines.step
+        start_sum(comm, gradient).wait(f"the sum of gradients over {prefix} cells", deadline, logger.warning)
+        root = self.place.is_core
+        request = comm.Ireduce(MPI.IN_PLACE if root else sums, sums if root else None, MPI.SUM, 0)
+        self._wait(request.Test, f"the sum of metrics over {prefix} cells")
+        if root and self.place.ranks > 1:
+            assert self.ranks.cell is not None
+            for buffer in (gradient, sums):
+                request = self.ranks.cell.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM)
+                self._wait(request.Test, "the sum over the core cell")
+
+    def _step(self, message: Close, gradient: NDArray[np.float32], sums: Sums) -> dict[str, Any]:
+        from gyre_hpc.training.actor import Core
+
+        core = self._actor
+        assert isinstance(core, Core)
+        began = time.monotonic()
+        metrics = core.step(gradient, message.executions)
+        means = sums.means(message.executions, message.step - 1)
+        means["token_staleness"] = means.pop("staleness_mean")
+        means["trained_targets"] = means.pop("target_tokens")
+        fields = {**means, **message.fields, "grad_norm": metrics.grad_norm, "lr": metrics.lr, "step_seconds": round(time.monotonic() - began, 4)}
+        report: dict[str, Any] = {"fields": fields}
+        if message.checkpoint:
+            report["checkpoint"] = self._save(message, core, fields)
+        return report
+
+    def _refresh(self, prefix: int) -> None:
+        """The burst goes on: the satellites in training take the stepped weights."""
+        assert self._actor is not None
+        flat = self._actor.snapshot()
+        start_broadcast(self.ranks.prefix(prefix), flat).wait("the stepped weights", self.config.deadlines.transfer, logger.warning)
+        if not self.place.is_core:
+            self._actor.pull(flat)
+
+    # -- weights ------------------------------------------------------------------------------------------------------------------
+
+    def _export(self, message: Export) -> dict[str, Any]:
+        from gyre_hpc.training.actor import Core
+
+        if self.place.is_core:
+            assert isinstance(self._actor, Core)
+            self._actor.export(Path(message.weights))
+        return {}
+
+    def _update(self, message: Update) -> dict[str, Any]:
+        if self._engine is not None and self.place.cell in message.cells:
+            self._engine.update_weights(Path(message.weights), message.version, self.config.deadlines.transfer)
+        return {}
+
+
+class _Laps:
+    """Seconds of each phase, one after the other, into `phases`."""
+
+    def __init__(self, phases: dict[str, float]) -> None:
+        self._phases = phases
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self._phases[name] = round(now - self._last, 4)
+        self._last = now
+
+
+def _free_address() -> str:
+    """host:port for the core cell's own torch.distributed world. Bound and let go: another process may take it, and the start then fails."""
+    host = os.environ.get("SLURMD_NODENAME") and socket.gethostname() or "127.0.0.1"
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{host}:{probe.getsockname()[1]}"

@@ -1,0 +1,426 @@
+"""Rank 0: carries out what the scheduling policy decides. Hosts no model.
+
+Ordering key: decisions are carried out in the order in which the policy gave them; one *activity* (transfer, close, publication) at a
+time, written as a generator that yields while it waits, so that feeding work, the ledger's changes, the live file and the stop file
+go on meanwhile. Invariants: every wait of an activity has a name and a deadline; nothing is told to the policy before it is true
+everywhere (all leaders acknowledged, routes moved, checkpoint durable); `step.end` is emitted after the step's checkpoint, and after a
+crash in between the next attempt emits it from the checkpoint, so no step is skipped or repeated in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cells.epochs import Channel
+from cells.events import CloseStep, Decision, Dispatch, Event, Feed, Finish, GroupDispatched, Publish, Published, Role, Schedule, StepDone, Transfer, TransferDone
+from cells.policy import ElasticPolicy
+from cells.roles import CellState
+from gyre_hpc.checkpoint import Checkpoint
+from gyre_hpc.config import Config
+from gyre_hpc.controller.groups import Groups
+from gyre_hpc.controller.live import LiveFile
+from gyre_hpc.controller.messages import Close, Export, Message, Move, Start, Stop, Update, Work, encode
+from gyre_hpc.controller.plan import GroupPlan, Planner
+from gyre_hpc.errors import ExitCode, Resumable
+from gyre_hpc.events import EventLog, read_events
+from gyre_hpc.gateway.client import ControlClient
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.tasks.source import TaskSource
+from trees.store import StoreReader
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Activity = Generator[None, None, list[Event]]
+_POLL = 0.01
+
+
+def schedule_of(config: Config) -> Schedule:
+    """The policy's rules, from the configuration."""
+    s = config.schedule
+    return Schedule(
+        capacity=(config.rollout.capacity,) * config.cells.count,
+        groups_per_step=s.groups_per_step,
+        group_size=s.group_size,
+        phi=s.phi,
+        mu=s.mu,
+        steps=config.run.steps,
+        staleness_bound=s.staleness_bound,
+    )
+
+
+class Controller:
+    """One attempt of a run. `run` returns the exit code; anything wrong is a GyreError."""
+
+    def __init__(
+        self,
+        config: Config,
+        paths: RunPaths,
+        attempt: int,
+        base_model: Path,
+        channel: Channel,
+        client: ControlClient,
+        tasks: TaskSource,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.config, self.paths, self.attempt, self.base_model = config, paths, attempt, base_model
+        self.channel, self.client, self.tasks, self.checkpoint = channel, client, tasks, checkpoint
+        self.policy = ElasticPolicy(schedule_of(config), checkpoint.state["policy"] if checkpoint else None)
+        self.events = EventLog(paths.events)
+        self.live = LiveFile(paths.live)
+        self.groups = Groups()
+        self.planner = Planner(StoreReader(paths.trees), config.training.jmax, config.run.seed, config.training.tokens_per_microstep)
+        self._plans: list[tuple[int, GroupPlan]] = []
+        self._decisions: deque[Decision] = deque()
+        self._activity: Activity | None = None
+        self._activity_name = ""
+        self._weights = base_model
+        self._step_started = time.monotonic()
+        self._progress_at = time.monotonic()
+        self._recent: deque[float] = deque(maxlen=config.schedule.groups_per_step * config.schedule.group_size)
+        self._changes: queue.Queue[list[dict[str, Any]] | BaseException] = queue.Queue()
+        self._status: dict[str, Any] = {}
+        self._tokens_seen = (time.monotonic(), 0)
+        self._finished = False
+        self._stopping = False
+        self._http = ThreadPoolExecutor(1, thread_name_prefix="control")
+        self._stop_file = paths.runtime(attempt) / "stop"
+
+    # -- the loop -----------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> ExitCode:
+        """Runs until all steps are done (DONE) or the stop file appears (RESUMABLE)."""
+        self._drain(self._start())
+        threading.Thread(target=self._follow_changes, name="changes", daemon=True).start()
+        while not self._finished:
+            busy = self._take_changes()
+            busy |= self._advance_activity()
+            busy |= self._carry_out()
+            self._show()
+            self._check_idle()
+            if self._stop_file.exists() and self._activity is None:
+                self._stopping = True
+                break
+            if not busy:
+                time.sleep(_POLL)
+        reason = "stopped" if self._stopping else "done"
+        self._drain(self._agree(Stop(reason), "stop", self.config.deadlines.step))
+        self._show(force=True)
+        return ExitCode.RESUMABLE if self._stopping else ExitCode.DONE
+
+    def _drain(self, activity: Generator[None, None, T]) -> T:
+        """Run one generator to its end."""
+        while True:
+            try:
+                next(activity)
+            except StopIteration as stop:
+                value: T = stop.value
+                return value
+            time.sleep(_POLL)
+
+    def _advance_activity(self) -> bool:
+        if self._activity is None:
+            return False
+        try:
+            next(self._activity)
+            return False
+        except StopIteration as stop:
+            self._activity = None
+            self._progress_at = time.monotonic()
+            for event in stop.value:
+                self._decisions.extend(self.policy.on(event))
+            return True
+
+    def _carry_out(self) -> bool:
+        """Decisions in order; those that take time become the activity, and the next ones wait behind it, except work for training cells."""
+        busy = False
+        while self._decisions:
+            decision = self._decisions[0]
+            blocking = isinstance(decision, Transfer | CloseStep | Publish | Finish)
+            if blocking and self._activity is not None:
+                break
+            self._decisions.popleft()
+            busy = True
+            match decision:
+                case Dispatch():
+                    self._dispatch(decision)
+                case Feed():
+                    self._feed(decision.group)
+                case Transfer():
+                    self._begin(self._transfer(decision), f"transfer of cell {decision.cell} to {decision.to.value}")
+                case CloseStep():
+                    self._begin(self._close(decision.step), f"step {decision.step}")
+                case Publish():
+                    self._begin(self._publish(decision.version), f"publication of version {decision.version}")
+                case Finish():
+                    self._finished = True
+        return busy
+
+    def _begin(self, activity: Activity, name: str) -> None:
+        self._activity, self._activity_name = activity, name
+
+    # -- waiting ------------------------------------------------------------------------------------------------------------------
+
+    def _agree(self, message: Message, name: str, deadline: float) -> Generator[None, None, list[dict[str, Any]]]:
+        """Announce, and wait until every leader has acknowledged. Returns the leaders' reports in cell order."""
+        epoch = self.channel.announce(encode(message), agree=True)
+        started, warned = time.monotonic(), False
+        while (reports := self.channel.reports(epoch)) is None:
+            waited = time.monotonic() - started
+            if not warned and waited > deadline / 2:
+                warned = True
+                logger.warning("waiting for %s (epoch %d): %.0f s of %.0f s", name, epoch, waited, deadline)
+            if waited > deadline:
+                raise Resumable(f"{name} was not acknowledged within {deadline:.0f} s", "see the cells' logs, or raise deadlines in the config; the same command resumes")
+            yield
+        for cell, report in enumerate(reports):
+            if "error" in report:
+                raise Resumable(f"{name}: cell {cell}: {report['error']}", "see the cell's log; the same command resumes")
+        return reports
+
+    def _call(self, function: Callable[[], T]) -> Generator[None, None, T]:
+        """A call of the gateway's control API, outside this thread (which must go on polling MPI)."""
+        future: Future[T] = self._http.submit(function)
+        while not future.done():
+            yield
+        return future.result()
+
+    def _follow_changes(self) -> None:
+        after = 0
+        try:
+            while True:
+                after, changes = self.client.changes(after, wait=2.0)
+                if changes:
+                    self._changes.put(changes)
+        except BaseException as error:
+            self._changes.put(error)
+
+    def _take_changes(self) -> bool:
+        busy = False
+        while True:
+            try:
+                changes = self._changes.get_nowait()
+            except queue.Empty:
+                return busy
+            if isinstance(changes, BaseException):
+                raise Resumable(f"the gateway does not answer: {changes}", "see gateway.log; the same command resumes") from changes
+            busy = True
+            self._progress_at = time.monotonic()
+            for change in changes:
+                if change["kind"] == "ended" and change["valid"]:
+                    self._recent.append(change["score"])
+                for event in self.groups.on_change(change):
+                    self._decisions.extend(self.policy.on(event))
+
+    def _check_idle(self) -> None:
+        idle = time.monotonic() - self._progress_at
+        if self._activity is None and idle > self.config.deadlines.idle:
+            raise Resumable(
+                f"nothing has ended for {idle:.0f} s (deadlines.idle): {self.policy.waterlevel} executions are unfinished",
+                "see the supervisors' logs; the same command resumes",
+            )
+
+    # -- activities ---------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> Generator[None, None, None]:
+        """Engines up, checkpoint restored, its weights on every engine, routes open, the ledger read: a burst's boundary."""
+        step = self.checkpoint.step if self.checkpoint else 0
+        reports = yield from self._agree(Start(step), "start of the cells", self.config.deadlines.start)
+        if self.checkpoint:
+            self._reconcile(self.checkpoint)
+        if step:
+            yield from self._export_and_update(step)
+        for cell, report in enumerate(reports):
+            yield from self._call(lambda cell=cell, report=report: self.client.set_route(cell, report["engine"]))  # type: ignore[misc]
+            yield from self._call(lambda cell=cell: self.client.open_route(cell))  # type: ignore[misc]
+        ledger = yield from self._call(self.client.ledger)
+        frontier = self.groups.restore(ledger)
+        logger.info("attempt %d begins at step %d with %d groups in the ledger", self.attempt, step, len(frontier))
+        self._decisions.extend(self.policy.resume(frontier))
+        self._step_started = self._progress_at = time.monotonic()
+
+    def _reconcile(self, checkpoint: Checkpoint) -> None:
+        """Emit the checkpointed step's end if the last attempt died between the two."""
+        fields = checkpoint.state["fields"]
+        seen = any(event["kind"] == "step.end" and event["step"] == checkpoint.step for event in read_events(self.paths.events))
+        if not seen:
+            self.events.emit("step.end", **fields)
+        self.events.emit("resume", step=checkpoint.step, attempt=self.attempt)
+
+    def _transfer(self, decision: Transfer) -> Activity:
+        cell, to = decision.cell, decision.to
+        source = Role.ROLLOUT if to is Role.TRAINING else Role.TRAINING
+        phases: dict[str, float] = {}
+        began = last = time.monotonic()
+
+        def lap(name: str) -> None:
+            nonlocal last
+            now = time.monotonic()
+            phases[name] = round(now - last, 4)
+            last = now
+
+        deadline = self.config.deadlines.transfer
+        moved: dict[str, Any] = {}
+        if to is Role.TRAINING:
+            moved = yield from self._call(lambda: self.client.close_route(cell, deadline))
+            lap("unroute")
+        message = Move(cell, to.value, self.policy.published, str(self._weights))
+        reports = yield from self._agree(message, f"transfer of cell {cell} to {to.value}", deadline)
+        lap("agree")
+        phases.update(reports[cell].get("phases", {}))
+        if to is Role.ROLLOUT:
+            yield from self._call(lambda: self.client.open_route(cell))
+            lap("route")
+        status = yield from self._call(self.client.status)
+        self.events.emit(
+            "transfer",
+            cell=cell,
+            **{"from": source.value},
+            to=to.value,
+            seconds=round(time.monotonic() - began, 4),
+            phases=phases,
+            moved=moved.get("moved", 0),
+            held=moved.get("held", 0),
+            live=status.get("live", 0),
+        )
+        return [TransferDone(cell, to)]
+
+    def _close(self, step: int) -> Activity:
+        plans, items = self._plans, self.planner.next_item
+        self._plans, self.planner.next_item = [], 0
+        executions = sum(plan.executions for _, plan in plans)
+        fields = {
+            "step": step,
+            "score_mean": sum(plan.score_sum for _, plan in plans) / max(1, executions),
+            "staleness_mean": sum(step - 1 - self.groups[group].version for group, _ in plans) / max(1, len(plans)),
+            "target_tokens": sum(plan.targets for _, plan in plans),
+            "executions": executions,
+            "groups": [group for group, _ in plans],
+            "untrained": sum(plan.skipped for _, plan in plans),
+            "microsteps": sum(len(plan.work.items) for _, plan in plans),
+            "cells": self.policy.roles.prefix,
+            "attempt": self.attempt,
+        }
+        snapshot = self.policy.snapshot()
+        message = Close(
+            step=step,
+            items=items,
+            prefix=self.policy.roles.prefix,
+            executions=executions,
+            refresh=not self.policy.closes_burst,
+            checkpoint=step % self.config.checkpoint.every == 0 or step == self.config.run.steps,
+            fields=fields,
+            state={"policy": snapshot},
+        )
+        reports = yield from self._agree(message, f"step {step}", self.config.deadlines.step)
+        core = reports[0]
+        seconds = time.monotonic() - self._step_started
+        self._step_started = time.monotonic()
+        fields = {**core["fields"], "seconds": round(seconds, 3)}
+        if core.get("checkpoint"):
+            self.events.emit("checkpoint", step=step, **core["checkpoint"])
+        self.events.emit("step.end", **fields)
+        logger.info("step %d: score %.3f, loss %.4f, %.1f s", step, fields["score_mean"], fields["loss"], seconds)
+        for group, _ in plans:
+            self._release(group)
+        return [StepDone(step)]
+
+    def _release(self, group: int) -> None:
+        """What a trained group no longer needs on disk: its generated task."""
+        self.tasks.release(self.groups[group].task)
+        self.groups.forget(group)
+
+    def _publish(self, version: int) -> Activity:
+        began = time.monotonic()
+        phases = yield from self._export_and_update(version)
+        self.events.emit("publish", version=version, seconds=round(time.monotonic() - began, 4), phases=phases)
+        return [Published(version)]
+
+    def _export_and_update(self, version: int) -> Generator[None, None, dict[str, float]]:
+        """The core's weights to a directory, then into every engine that serves; calls are held while theirs reloads."""
+        directory = self.paths.weights_of(version)
+        deadline = self.config.deadlines.transfer
+        began = time.monotonic()
+        yield from self._agree(Export(version, str(directory)), f"export of version {version}", deadline)
+        exported = time.monotonic()
+        serving = tuple(cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
+        for cell in serving:
+            yield from self._call(lambda cell=cell: self.client.close_route(cell, deadline))  # type: ignore[misc]
+        closed = time.monotonic()
+        yield from self._agree(Update(version, str(directory), serving), f"update to version {version}", deadline)
+        for cell in serving:
+            yield from self._call(lambda cell=cell: self.client.open_route(cell))  # type: ignore[misc]
+        self._weights = directory
+        for old in sorted(self.paths.weights.glob("version-*"))[:-2]:
+            if old != directory:
+                shutil.rmtree(old, ignore_errors=True)
+        ended = time.monotonic()
+        return {"export": round(exported - began, 4), "hold": round(closed - exported, 4), "update": round(ended - closed, 4)}
+
+    # -- at once ------------------------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, decision: Dispatch) -> None:
+        size = self.config.schedule.group_size
+        new = []
+        for _ in range(decision.groups):
+            group = self.groups.next_group
+            task = self.tasks.task(group)
+            self.groups.dispatched(group, str(task.path), size, decision.version)
+            new.append({"group": group, "task": str(task.path), "size": size, "version": decision.version, "burst": self.policy.burst})
+        self.client.dispatch(new)
+        for entry in new:
+            self._decisions.extend(self.policy.on(GroupDispatched(int(entry["group"]), decision.version, size)))  # type: ignore[call-overload]
+
+    def _feed(self, group: int) -> None:
+        state = self.groups[group]
+        plan = self.planner.plan([state.outcomes[index] for index in sorted(state.outcomes)])
+        self._plans.append((group, plan))
+        if plan.work.items:
+            self.channel.announce(encode(plan.work), agree=False)
+
+    def _show(self, force: bool = False) -> None:
+        if not (force or self.live.due()):
+            return
+        if not force:
+            self._http.submit(self._refresh_status)
+        status = self._status
+        error = self.live.write(
+            {
+                "attempt": self.attempt,
+                "step": self.policy.step,
+                "steps": self.config.run.steps,
+                "version": self.policy.published,
+                "burst": self.policy.burst,
+                "roles": [state.value for state in self.policy.roles.states],
+                "activity": self._activity_name if self._activity is not None else "",
+                "waterlevel": self.policy.waterlevel,
+                "score_recent": round(sum(self._recent) / len(self._recent), 4) if self._recent else None,
+                "tokens_per_second": status.get("tokens_per_second", 0.0),
+                "executions": {name: status.get(name, 0) for name in ("queued", "live", "finished", "lost")},
+                "calls": {name: status.get(name, 0) for name in ("in_flight", "held")},
+            }
+        )
+        if error is not None:
+            logger.warning("live.json: %s", error)
+
+    def _refresh_status(self) -> None:
+        try:
+            status = self.client.status()
+        except Exception as error:  # the follower of changes decides whether the gateway is lost
+            logger.warning("gateway status: %s", error)
+            return
+        now, tokens = time.monotonic(), int(status.get("tokens", 0))
+        then, before = self._tokens_seen
+        self._tokens_seen = (now, tokens)
+        status["tokens_per_second"] = round((tokens - before) / max(1e-3, now - then), 1)
+        self._status = status
+
+
