@@ -146,6 +146,11 @@ class ElasticPolicy:
         return tuple(self._fed)
 
     @property
+    def closes_burst(self) -> bool:
+        """Whether the open (or closing) step is the last of its burst."""
+        return self.step + 1 >= self._burst_end
+
+    @property
     def waterlevel(self) -> int:
         """Executions dispatched (asked for included) and not finished."""
         return self._backlog.waterlevel + self._asked * self.schedule.group_size
