@@ -70,6 +70,21 @@ class HarnessSection(_Section):
     overall_timeout: Seconds = 180.0
     tool_delay: Annotated[float, Field(ge=0.0)] = 0.0
     """Seconds that a tool call sleeps on top, a long tail: exponential with this mean."""
+    tool_timeout: Seconds = 30.0
+    tool_output: Positive = 1000
+    """Characters of a tool's output that the model sees; more is cut in the middle."""
+    slots_per_node: Positive = 256
+    """Executions that one node's supervisor runs at once."""
+    starts_at_once: Positive = 8
+    """Boxes that one node sets up at the same time (a burst of hundreds of starts would starve what runs)."""
+    processes: Positive = 128
+    memory_mb: Positive = 4096
+    """Of one process of a box."""
+    disk_mb: Positive = 64
+    """Of a workspace, of one file in it, and of a box's /tmp."""
+    inodes: Positive = 20000
+    keep_workspaces: bool = False
+    """Keep them after the score, for a look by hand."""
 
 
 class VerifierSection(_Section):
