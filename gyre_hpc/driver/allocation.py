@@ -115,7 +115,9 @@ def ask(command: list[str]) -> str:
     except FileNotFoundError:
         raise GyreError(f"{command[0]} is not on PATH, but SLURM_JOB_ID is set", "unset SLURM_JOB_ID to run without Slurm") from None
     except subprocess.TimeoutExpired:
-        raise GyreError(f"`{' '.join(command)}` gave no answer in {SCONTROL_TIMEOUT:.0f} s", "the Slurm controller may be down; try again") from None
+        raise GyreError(
+            f"`{' '.join(command)}` gave no answer in {SCONTROL_TIMEOUT:.0f} s", "the Slurm controller may be down; try again"
+        ) from None
     if done.returncode:
         raise GyreError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}", "check SLURM_CONF and the job id")
     return done.stdout

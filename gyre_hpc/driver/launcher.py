@@ -149,7 +149,13 @@ class SlurmLauncher:
             ask(["scancel", "--signal=KILL", *left])
 
     def _srun(
-        self, name: str, argv: Sequence[str], options: Sequence[str], where: Surroundings, marks: int, extra: Mapping[str, str] | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        options: Sequence[str],
+        where: Surroundings,
+        marks: int,
+        extra: Mapping[str, str] | None = None,
     ) -> Child:
         kept = {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
         surroundings = Surroundings(where.folder, where.logs, {**where.extra, **kept, "SLURM_JOB_ID": self.job, **(extra or {})})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,16 @@ def _mpi() -> list[str]:
     return python("gyre_hpc.controller.main")
 
 
+def _model() -> list[str]:
+    return [sys.executable, "-c", "from gyre_hpc.policy.recipe import ensure; ensure(lambda line: print(line, flush=True))"]
+
+
 @dataclass(frozen=True)
 class Programs:
-    """Builders of argv: gateway(run directory, attempt), supervisor(node), mpi() (the same line for every rank)."""
+    """Builders of argv: gateway(run directory, attempt), supervisor(node), mpi() (the same line for every rank),
+    model() (makes the built-in model unless it is cached)."""
 
     gateway: Callable[[Path, int], list[str]] = _gateway
     supervisor: Callable[[str], list[str]] = _supervisor
     mpi: Callable[[], list[str]] = _mpi
+    model: Callable[[], list[str]] = _model

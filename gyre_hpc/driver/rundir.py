@@ -19,7 +19,18 @@ from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
 
 # What may differ when a run continues: dotted keys or whole sections.
-FREE = ("run.steps", "run.dir", "run.name", "run.min_free_mb", "deadlines", "slurm", "sweep", "checkpoint", "rollout.threads", "training.threads")
+FREE = (
+    "run.steps",
+    "run.dir",
+    "run.name",
+    "run.min_free_mb",
+    "deadlines",
+    "slurm",
+    "sweep",
+    "checkpoint",
+    "rollout.threads",
+    "training.threads",
+)
 
 
 def prepare(config: Config) -> RunPaths:
@@ -55,7 +66,10 @@ def resolve(config: Config) -> Config:
 def frozen(paths: RunPaths) -> Config:
     """The configuration that a run directory was frozen with. Raises ConfigError."""
     if not paths.config.exists():
-        raise ConfigError(f"{paths.root} is not a run directory (no config.yaml in it)", "give the folder that `gyre run` made, for example runs/quickstart")
+        raise ConfigError(
+            f"{paths.root} is not a run directory (no config.yaml in it)",
+            "give the folder that `gyre run` made, for example runs/quickstart",
+        )
     return configuration.load(paths.config)
 
 
@@ -75,7 +89,9 @@ def _continue(paths: RunPaths, config: Config) -> None:
     if bound:
         listed = ", ".join(f"{key} {old!r} -> {new!r}" for key, (old, new) in list(bound.items())[:4])
         more = f" and {len(bound) - 4} more" if len(bound) > 4 else ""
-        raise ConfigError(f"{paths.root} was started with another configuration: {listed}{more}", "set run.dir to a new folder, or undo the change")
+        raise ConfigError(
+            f"{paths.root} was started with another configuration: {listed}{more}", "set run.dir to a new folder, or undo the change"
+        )
     if changed:
         _freeze(config, paths)
         EventLog(paths.events).emit("config.change", changes={key: list(values) for key, values in changed.items()})

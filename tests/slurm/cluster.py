@@ -190,7 +190,13 @@ class Cluster:
         key = self.dir / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        options = {"socket": "munge.sock", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "munged.seed", "key-file": "munge.key"}
+        options = {
+            "socket": "munge.sock",
+            "pid-file": "munged.pid",
+            "log-file": "munged.log",
+            "seed-file": "munged.seed",
+            "key-file": "munge.key",
+        }
         argv = [_need("munged"), "--force", *(f"--{key}={self.dir / name}" for key, name in options.items())]
         _call(argv, self._log("munged"))
 

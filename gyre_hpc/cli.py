@@ -1,0 +1,310 @@
+"""The command line `gyre` (contract: names, exit codes and --json of docs/architecture.md).
+
+Invariants: `gyre --help` imports nothing heavy (every command imports what it needs itself); an error is one line on standard error and the
+exit code that goes with it; `status`, `report` and `trees` only read files and never ask Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gyre_hpc import __version__
+from gyre_hpc.errors import ConfigError, ExitCode, GyreError
+
+if TYPE_CHECKING:
+    from gyre_hpc.config import Config
+    from gyre_hpc.paths import RunPaths
+
+app = typer.Typer(
+    name="gyre",
+    help="Online reinforcement learning for agents on Slurm supercomputers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+trees_app = typer.Typer(help="Look into the trajectory trees of a run.", no_args_is_help=True)
+app.add_typer(trees_app, name="trees")
+
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or the directory of a run to continue.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c]...", help="Values that replace those of the file.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A run directory, or a folder of trees.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """Entry point: runs a command and turns errors into one line and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except GyreError as error:
+        _fail(error.line, error.exit_code)
+    except typer.Abort:
+        _fail("interrupted", ExitCode.FAILED)
+    except BrokenPipeError:  # `gyre ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.FAILED)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a mistake of ours: the traceback is what helps
+            raise
+        _fail(error.format_message(), ExitCode.USAGE)  # click's usage errors
+    sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the run; NAME.yaml is written.")] = "myrun",
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented configuration to start from."""
+    from gyre_hpc.driver.template import write_template
+
+    path = write_template(name, Path.cwd(), force)
+    typer.echo(f"{path}: edit it, then `gyre run {path}`")
+
+
+@app.command()
+def run(
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live display.")] = False,
+) -> int:
+    """Run, or continue, in the foreground: by mpiexec here, by srun inside a Slurm allocation."""
+    from gyre_hpc.driver.driver import drive
+    from gyre_hpc.driver.rundir import prepare
+
+    paths = prepare(_load(config, overrides))
+    watcher = None
+    if sys.stdout.isatty() and not plain:
+        from gyre_hpc.report.progress import watch as watcher
+    code = drive(paths.root, watcher=watcher)
+    if code == ExitCode.DONE:
+        _report(paths)
+    return int(code)
+
+
+@app.command()
+def submit(config: ConfigArgument, overrides: Overrides = None, as_json: JsonOption = False) -> None:
+    """Submit the run as a Slurm job that requeues and resumes by itself."""
+    from gyre_hpc.driver.rundir import prepare
+    from gyre_hpc.driver.submit import submit_run
+
+    loaded = _load(config, overrides)
+    paths = prepare(loaded)
+    job = submit_run(loaded, paths)
+    if as_json:
+        _print_json({"job": job, "run": str(paths.root)})
+    else:
+        typer.echo(f"job {job}; `gyre status {paths.root}` shows how far it is")
+
+
+@app.command()
+def sweep(
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    wait: Annotated[bool, typer.Option(help="Wait for all points and print a table of results.")] = True,
+    as_json: JsonOption = False,
+) -> int:
+    """Submit one job array over the grid in `sweep.grid`; every point is a run of its own."""
+    from gyre_hpc.driver import sweep as sweeping
+
+    points = sweeping.plan(_load(config, overrides))
+    job = sweeping.submit_points(points)
+    if not as_json:
+        typer.echo(f"array {job} of {len(points)} points below {points[0].paths.root.parent}")
+    rows = sweeping.wait(points, job) if wait else sweeping.results(points)
+    if as_json:
+        _print_json({"job": job, "points": [row.as_dict() for row in rows]})
+    elif wait:
+        sweeping.print_table(rows)
+    return int(sweeping.exit_code(rows)) if wait else int(ExitCode.DONE)
+
+
+@app.command()
+def status(run_dir: RunArgument, as_json: JsonOption = False) -> None:
+    """Show how far a run is; reads files only."""
+    from gyre_hpc.report.status import collect, render
+
+    found = collect(_run(run_dir))
+    if as_json:
+        _print_json(found)
+    else:
+        typer.echo(render(found))
+
+
+@app.command()
+def watch(run_dir: RunArgument) -> None:
+    """Follow a run that another process drives, until it ends or Ctrl-C."""
+    import threading
+
+    from gyre_hpc.report.progress import watch as show
+
+    stop = threading.Event()
+    try:
+        show(_run(run_dir), stop)
+    except KeyboardInterrupt:
+        stop.set()
+
+
+@app.command()
+def report(run_dir: RunArgument, as_json: JsonOption = False) -> None:
+    """Write RUN/report.html; reads files only, works while the run goes on."""
+    paths = _run(run_dir)
+    from gyre_hpc.report.html import write
+
+    write(paths)
+    if as_json:
+        _print_json({"report": str(paths.report)})
+    else:
+        typer.echo(str(paths.report))
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> int:
+    """Check what a run needs on this machine: one line each, with the remedy."""
+    from gyre_hpc.doctor import examine, exit_code, render
+
+    findings = examine()
+    if as_json:
+        _print_json([finding.as_dict() for finding in findings])
+    else:
+        typer.echo(render(findings))
+    return int(exit_code(findings))
+
+
+# -- trees ----------------------------------------------------------------------------------------------------------------------
+@trees_app.command("ls")
+def trees_ls(path: PathArgument, as_json: JsonOption = False) -> None:
+    """List the executions."""
+    from gyre_hpc.report.trees import list_executions
+
+    _table_or_json(list_executions(_trees(path)), as_json)
+
+
+@trees_app.command("show")
+def trees_show(
+    path: PathArgument, execution: Annotated[str, typer.Argument(help="Which execution (see `gyre trees ls`).")], as_json: JsonOption = False
+) -> None:
+    """Draw the tree of one execution."""
+    from gyre_hpc.report.trees import describe_execution, render_execution
+
+    found = describe_execution(_trees(path), execution)
+    if as_json:
+        _print_json(found)
+    else:
+        typer.echo(render_execution(found))
+
+
+@trees_app.command("stats")
+def trees_stats(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Executions, nodes, leaves, stored tokens, tokens if every path were expanded, and their ratio."""
+    from gyre_hpc.report.trees import statistics
+
+    found = statistics(_trees(path))
+    if as_json:
+        _print_json(found)
+    else:
+        _pairs(found)
+
+
+@trees_app.command("verify")
+def trees_verify(path: PathArgument, as_json: JsonOption = False) -> int:
+    """Read every chunk and check every invariant; exit 1 if something is broken."""
+    from gyre_hpc.report.trees import verification
+
+    found = verification(_trees(path))
+    if as_json:
+        _print_json(found)
+    else:
+        _pairs(found)
+    return int(ExitCode.DONE if not found["problems"] else ExitCode.FAILED)
+
+
+# -- helpers --------------------------------------------------------------------------------------------------------------------
+def _load(config: Path, overrides: list[str] | None) -> Config:
+    from gyre_hpc.config import load
+
+    if config.is_dir():
+        if not (config / "config.yaml").is_file():
+            raise ConfigError(f"{config} is a folder without config.yaml", "give a YAML file, or the directory of a run to continue")
+        config = config / "config.yaml"
+    return load(config, overrides or [])
+
+
+def _run(run_dir: Path) -> RunPaths:
+    from gyre_hpc.paths import RunPaths
+
+    paths = RunPaths(run_dir)
+    if not paths.config.exists():
+        raise ConfigError(f"{run_dir} is not a run directory (no config.yaml in it)", "give the folder that `gyre run` made, for example runs/quickstart")
+    return paths
+
+
+def _trees(path: Path) -> Path:
+    """The folder of trees: that of a run, or the path itself."""
+    from gyre_hpc.paths import RunPaths
+
+    inside = RunPaths(path).trees
+    folder = inside if inside.is_dir() else path
+    if not folder.is_dir():
+        raise ConfigError(f"{path} does not exist", "give a run directory, or a folder of trees")
+    return folder
+
+
+def _report(paths: RunPaths) -> None:
+    """The report at the end of a run; a run that is done stays done when its report fails."""
+    from gyre_hpc.report.html import write
+
+    try:
+        write(paths)
+        typer.echo(f"report: {paths.report}")
+    except (GyreError, OSError) as error:
+        typer.echo(f"no report: {error}; `gyre report {paths.root}` tries again", err=True)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, default=str))
+
+
+def _pairs(found: dict[str, Any]) -> None:
+    width = max(map(len, found), default=0)
+    for key, value in found.items():
+        typer.echo(f"{key:<{width}}  {value}")
+
+
+def _table_or_json(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        _print_json(rows)
+        return
+    if not rows:
+        typer.echo("nothing yet")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+def _fail(line: str, code: ExitCode) -> None:
+    print(f"gyre: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    sys.exit(int(code))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""The driver: owns a run directory, starts the processes of an attempt, watches them, and ends them all, whatever happens.
+
+Invariants:
+- one driver per run directory (runlock); every attempt has its own number, logs and runtime folder;
+- any child that ends unasked ends the attempt: all others are stopped within `deadlines.stop` plus a few seconds, one line says why, and the
+  exit code is 75, because everything a process acknowledged is durable and the same command continues;
+- the end of the MPI step with status 0 is the end of the run;
+- a stop that was asked for (signal, time limit, disk) first lets the controller end the step in hand; see ending.py.
+Order of an attempt: lock, disk, placement, model, gateway, runtime file, supervisors, MPI step, watch, stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import secrets
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gyre_hpc.config import BUILTIN_MODEL, Config
+from gyre_hpc.driver import disk, requeue, rundir
+from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, place
+from gyre_hpc.driver.ending import stop_all, verdict
+from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, Surroundings, make_launcher, started
+from gyre_hpc.driver.lines import printer
+from gyre_hpc.driver.programs import Programs
+from gyre_hpc.driver.runlock import RENEW, RunLock
+from gyre_hpc.driver.signals import TIME_UP, Signals
+from gyre_hpc.driver.waiting import wait_for
+from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
+from gyre_hpc.events import EventLog, EventTail, read_events
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.runtime import SECRET_VARIABLE, VARIABLE, Runtime, read_address
+
+MARK = "GYRE_ATTEMPT"
+"""In the environment of every process of an attempt: its runtime folder."""
+WORLD_SIZE = "GYRE_WORLD_SIZE"
+"""Ranks that the driver asked for: a library that gives singletons is found out by the first look at COMM_WORLD."""
+POLL = 0.1
+DISK_POLL = 5.0
+SETTLE = 1.0
+"""Seconds between a child's end and the verdict: a signal meant for all, or the failure file of the true culprit, may be under way."""
+MODEL_DEADLINE = 1800.0
+
+log = logging.getLogger("gyre.driver")
+T = TypeVar("T")
+Watcher = Callable[[RunPaths, threading.Event], None]
+
+
+def drive(
+    run_dir: Path,
+    *,
+    programs: Programs | None = None,
+    allocation: Allocation | None = None,
+    launcher: Launcher | None = None,
+    watcher: Watcher | None = None,
+    signals: Signals | None = None,
+) -> ExitCode:
+    """Run one attempt of the run in `run_dir` to its end. DONE, or RESUMABLE after a stop that was asked for; raises GyreError otherwise.
+
+    `watcher` shows progress in a thread of its own; without one plain lines go to standard output. When Slurm's time is up the job is requeued.
+    """
+    paths = RunPaths(run_dir.absolute())
+    config = rundir.frozen(paths)
+    with RunLock(paths.lock) as lock, signals or Signals() as caught:
+        disk.check_start(paths.root, config.run.min_free_mb)
+        allocation = allocation or find_allocation()
+        world = World(
+            allocation,
+            place(allocation.nodes, config.cells, local=allocation.job is None),
+            launcher or make_launcher(allocation, config.slurm.srun_options),
+            programs or Programs(),
+        )
+        code = Attempt(paths, config, world, lock, caught, watcher).run()
+    if code == ExitCode.RESUMABLE and caught.time_up and allocation.job is not None:
+        _requeue(allocation, config)
+    return code
+
+
+@dataclass(frozen=True)
+class World:
+    """Where an attempt runs and what it runs there."""
+
+    allocation: Allocation
+    placement: Placement
+    launcher: Launcher
+    programs: Programs
+
+
+class Asked(Exception):
+    """A stop was asked for while the attempt was still starting."""
+
+
+class Attempt:
+    """One attempt; `run` is its whole life."""
+
+    def __init__(self, paths: RunPaths, config: Config, world: World, lock: RunLock, signals: Signals, watcher: Watcher | None) -> None:
+        self.paths, self.config, self.world, self.lock, self.signals, self.watcher = paths, config, world, lock, signals, watcher
+        self.number = next_attempt(paths)
+        self.folder = paths.runtime(self.number)
+        self.logs = paths.attempt_logs(self.number)
+        self.events = EventLog(paths.events)
+        self.children: list[Child] = []
+        self._tail = EventTail(paths.events)
+        self._tail.read()
+        self._show = printer(say) if watcher is None else None
+        self._disk_at = 0.0
+        self._renew_at = time.monotonic() + RENEW
+
+    def run(self) -> ExitCode:
+        """Start, watch, stop. Every way out leads through the stop."""
+        self.logs.mkdir(parents=True)
+        self.folder.mkdir(parents=True)
+        self.folder.chmod(0o700)
+        begun = time.monotonic()
+        error: GyreError | None = None
+        code = ExitCode.RESUMABLE
+        with _log_file(self.logs / "driver.log"), self._progress():
+            try:
+                self._announce()
+                self._start()
+                code = self._watch()
+            except Asked:
+                log.info("stop asked for by %s", self.signals.stop)
+            except GyreError as failure:
+                error = failure
+            except OSError as failure:
+                error = _from_os(failure)
+            finally:
+                self._stop(patient=error is None and code == ExitCode.RESUMABLE)
+            self._conclude(code, error, time.monotonic() - begun)
+        if error is not None:
+            raise error
+        return code
+
+    # -- start ------------------------------------------------------------------------------------------------------------------
+    def _announce(self) -> None:
+        where, cells = self.world.allocation, [list(cell) for cell in self.world.placement.cells]
+        log.info("attempt %d on %s (%s)", self.number, ", ".join(where.nodes), f"job {where.job}" if where.job else "no Slurm")
+        self.events.emit("run.start", attempt=self.number, launcher=where.launcher, job=where.job, nodes=list(where.nodes), cells=cells)
+        if self.number > 1:
+            self.events.emit("resume", attempt=self.number, step=last_checkpoint(self.paths))
+
+    def _start(self) -> None:
+        world, limit = self.world, self.config.deadlines.start
+        secret = secrets.token_hex(32)
+        early = Surroundings(self.folder, self.logs, {MARK: str(self.folder), SECRET_VARIABLE: secret})
+        self._model(early)
+        self._add(world.launcher.child("gateway", world.programs.gateway(self.paths.root, self.number), early))
+        address = self._await("the gateway to listen", lambda: read_address(self.folder), limit)
+        runtime = Runtime(self.paths.root, self.number, secret, address.url, address.socket).write(self.folder)
+        extra = {MARK: str(self.folder), VARIABLE: str(runtime), WORLD_SIZE: str(len(world.placement.ranks))}
+        where = Surroundings(self.folder, self.logs, extra)
+        for node in world.allocation.nodes:
+            self._add(world.launcher.on_node(f"supervisor-{node}", node, world.programs.supervisor(node), where))
+        self._add(world.launcher.mpi(world.programs.mpi(), world.placement, where))
+        for child in self.children:
+            self._await_marks(child, limit)
+        log.info("all %d processes started", sum(child.marks for child in self.children))
+
+    def _model(self, where: Surroundings) -> None:
+        """A path is checked; the built-in model is made by a child (it needs torch and a minute or two, once), so that the driver keeps listening."""
+        if self.config.model.path != BUILTIN_MODEL:
+            check_model(self.config)
+            return
+        child = self.world.launcher.child("model", self.world.programs.model(), where)
+        self.children.append(child)
+        shown = 0
+
+        def finished() -> bool:
+            nonlocal shown
+            lines = child.log.read_text(errors="replace").splitlines() if child.log.exists() else []
+            if self._show is not None:
+                for line in lines[shown:]:
+                    say(line)
+            shown = len(lines)
+            return child.process.poll() is not None
+
+        self._await("the small model to be built", finished, MODEL_DEADLINE, watch_children=False)
+        self.children.remove(child)
+        if child.process.returncode:
+            raise verdict(child, self.folder)
+
+    def _add(self, child: Child) -> None:
+        self.children.append(child)
+        log.info("started %s (pid %d), log %s", child.name, child.process.pid, child.log)
+
+    def _await_marks(self, child: Child, limit: float) -> None:
+        self._await(f"{child.name} to start", lambda: len(started(child, self.folder)) >= child.marks, limit)
+
+    def _await(self, name: str, condition: Callable[[], T | None], limit: float, watch_children: bool = True) -> T:
+        """A wait that ends early when a child dies or a stop is asked for."""
+
+        def probe() -> T | None:
+            value = condition()
+            if not value:
+                self._upkeep()
+                if watch_children:
+                    self._check_children()
+            return value
+
+        return wait_for(name, probe, limit)
+
+    # -- watch ------------------------------------------------------------------------------------------------------------------
+    def _watch(self) -> ExitCode:
+        """Until the MPI step is done; raises Asked or the failure."""
+        while True:
+            if self._check_children():
+                return ExitCode.DONE
+            self._upkeep()
+            time.sleep(POLL)
+
+    def _check_children(self) -> bool:
+        """Whether the run is finished. Raises the failure when a child ended otherwise."""
+        dead = next((child for child in self.children if child.process.poll() is not None), None)
+        if dead is None:
+            return False
+        if dead.name == MPI_STEP and dead.process.returncode == 0:
+            return True
+        log.info("%s ended with status %s", dead.name, dead.process.returncode)
+        settled = time.monotonic() + SETTLE
+        while time.monotonic() < settled:
+            self._check_asked()
+            time.sleep(POLL)
+        raise verdict(dead, self.folder)
+
+    def _upkeep(self) -> None:
+        """What must go on in every wait: show progress, keep the lock, look at the disk, the clock and the signals."""
+        events = self._tail.read()
+        if self._show is not None:
+            self._show(events)
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + RENEW
+            self.lock.renew()
+        if now >= self._disk_at:
+            self._disk_at = now + DISK_POLL
+            full = disk.check_running(self.paths.root, self.config.run.min_free_mb)
+            if full is not None:
+                raise full
+        end = self.world.allocation.end
+        if end is not None and not self.signals.received and time.time() >= end - self.config.slurm.signal_seconds:
+            log.info("the job's time limit is %.0f s away", end - time.time())
+            self.signals.request(TIME_UP[0])
+        self._check_asked()
+
+    def _check_asked(self) -> None:
+        if self.signals.stop is not None:
+            raise Asked
+
+    # -- end --------------------------------------------------------------------------------------------------------------------
+    def _stop(self, patient: bool) -> None:
+        patience = self.config.deadlines.stop if patient else 0.0
+        left = stop_all(self.children, self.world.launcher, self.folder, patience, MARK, lambda: self.signals.hurry)
+        if left:
+            log.error("could not end processes %s", left)
+
+    def _conclude(self, code: ExitCode, error: GyreError | None, seconds: float) -> None:
+        if error is not None:
+            code = error.exit_code
+            log.error("%s", error.line)
+        elif code == ExitCode.RESUMABLE:
+            line = f"stopped by {self.signals.stop.name if self.signals.stop else 'request'}; the same command resumes"
+            log.info("%s", line)
+            say(line)
+        status = "done" if code == ExitCode.DONE else "stopped" if code == ExitCode.RESUMABLE else "failed"
+        try:
+            if error is not None:
+                self.events.emit("failure", what=error.what, remedy=error.remedy, attempt=self.number)
+            self.events.emit("run.end", attempt=self.number, status=status, exit_code=int(code), seconds=round(seconds, 3))
+        except OSError as full:
+            log.error("the end could not be written to events.jsonl: %s", full)
+        if self._show is not None:
+            self._show(self._tail.read())
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[None]:
+        if self.watcher is None:
+            yield
+            return
+        stop = threading.Event()
+        thread = threading.Thread(target=self.watcher, args=(self.paths, stop), name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(5.0)
+
+
+# -- helpers --------------------------------------------------------------------------------------------------------------------
+def next_attempt(paths: RunPaths) -> int:
+    """One more than the attempts that have left logs or a runtime folder."""
+    numbers = [
+        int(found[1])
+        for folder in (paths.logs, paths.root / "runtime")
+        if folder.is_dir()
+        for p in folder.iterdir()
+        if (found := re.fullmatch(r"attempt-(\d+)", p.name))
+    ]
+    return max(numbers, default=0) + 1
+
+
+def last_checkpoint(paths: RunPaths) -> int:
+    """The step of the newest checkpoint that the event log tells of; 0 if there is none."""
+    return max((int(event["step"]) for event in read_events(paths.events) if event["kind"] == "checkpoint"), default=0)
+
+
+def check_model(config: Config) -> None:
+    """Raises ConfigError if model.path is no Hugging Face model directory."""
+    path = Path(config.model.path)
+    if config.model.path != BUILTIN_MODEL and not (path / "config.json").is_file():
+        problem = "has no config.json" if path.is_dir() else "does not exist"
+        raise ConfigError(f"model.path = {path} {problem}", f"give a Hugging Face model directory, or {BUILTIN_MODEL}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True, file=sys.stdout)
+
+
+def _requeue(allocation: Allocation, config: Config) -> None:
+    """Put the job back into the queue. Raises Resumable when it has been there too often."""
+    if allocation.restarts >= config.slurm.max_requeues:
+        raise Resumable(
+            f"job {allocation.job} was requeued {allocation.restarts} times (slurm.max_requeues)", "submit it again: it resumes"
+        )
+    job = requeue.job_name() or str(allocation.job)
+    requeue.requeue(job)
+    say(f"job {job} is requeued and will resume")
+
+
+def _from_os(error: OSError) -> GyreError:
+    if error.errno == errno.ENOSPC:
+        return Resumable(f"disk full: {error.filename or error}", "free space in the run directory; the same command resumes")
+    return Resumable(f"driver: {error}", "the same command resumes once that is mended")
+
+
+@contextlib.contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

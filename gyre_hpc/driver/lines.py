@@ -1,0 +1,50 @@
+"""Plain progress lines from the event log, for terminals that can't draw and for Slurm's output file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+QUIET = frozenset({"execution.end", "run.end"})
+
+
+def describe(event: dict[str, Any]) -> str | None:
+    """One line for an event, or None if a person watching a long run would not want it."""
+    kind = event["kind"]
+    if kind in QUIET:
+        return None
+    if kind == "step.end":
+        parts = [f"step {event.get('step')}"]
+        parts += [
+            f"{name} {event[key]:.3f}"
+            for key, name in (("score_mean", "score"), ("loss", "loss"), ("staleness_mean", "staleness"))
+            if _number(event.get(key))
+        ]
+        parts += [f"{event['target_tokens']} target tokens"] if "target_tokens" in event else []
+        parts += [f"{event['seconds']:.1f} s"] if _number(event.get("seconds")) else []
+        return ", ".join(parts)
+    if kind == "transfer":
+        took = f" in {event['seconds']:.2f} s" if _number(event.get("seconds")) else ""
+        return f"cell {event.get('cell')}: {event.get('from')} -> {event.get('to')}{took}"
+    rest = " ".join(
+        f"{key}={value}" for key, value in event.items() if key not in {"seq", "t", "kind"} and not isinstance(value, dict | list)
+    )
+    return f"{kind} {rest}".rstrip()
+
+
+def printer(say: Callable[[str], None]) -> Callable[[list[dict[str, Any]]], None]:
+    """Says each event's line with seconds since the printer was made in front."""
+    begun = time.monotonic()
+
+    def show(events: list[dict[str, Any]]) -> None:
+        for event in events:
+            line = describe(event)
+            if line is not None:
+                say(f"[{time.monotonic() - begun:7.1f}] {line}")
+
+    return show
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
