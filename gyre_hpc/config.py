@@ -253,11 +253,12 @@ def _cross_check(config: Config, origin: str) -> None:
     t = config.training
     if t.clip_low > 1.0 or t.clip_high < 1.0:
         raise ConfigError(
-            f"{origin}: training.clip_low = {t.clip_low}, training.clip_high = {t.clip_high}", "the range must contain 1, for example 0.995 and 1.005"
+            f"{origin}: training.clip_low = {t.clip_low}, training.clip_high = {t.clip_high}",
+            "the range must contain 1, for example 0.995 and 1.005",
         )
     if config.harness.max_tokens >= config.model.window:
         raise ConfigError(
-            f"{origin}: harness.max_tokens = {config.harness.max_tokens} leaves no room for a prompt in model.window = {config.model.window}",
+            f"{origin}: harness.max_tokens = {config.harness.max_tokens} leaves no prompt in model.window = {config.model.window}",
             "raise model.window or lower harness.max_tokens",
         )
     if config.schedule.phi + config.schedule.mu < config.schedule.mu:

@@ -35,7 +35,13 @@ def as_failure(who: str, error: BaseException) -> Failure:
     if isinstance(error, GyreError):
         return Failure(who, error.what, error.remedy, int(error.exit_code), time.time())
     if isinstance(error, OSError) and error.errno == 28:
-        return Failure(who, f"disk full: {error.filename or error}", "free space in the run directory and start again", int(ExitCode.RESUMABLE), time.time())
+        return Failure(
+            who,
+            f"disk full: {error.filename or error}",
+            "free space in the run directory and start again",
+            int(ExitCode.RESUMABLE),
+            time.time(),
+        )
     text = " ".join(str(error).split())[:300]
     return Failure(who, f"{type(error).__name__}: {text}", "see its log; the same command resumes", int(ExitCode.RESUMABLE), time.time())
 

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from cells.communicators import Communicators
 from cells.epochs import Channel
 from cells.reduce import Pending, start_broadcast, start_receive, start_send, start_sum
 from cells.waiting import wait
-from gyre_hpc.checkpoint import Checkpoint, save
+from gyre_hpc.checkpoint import Checkpoint, RunState, begin, commit, read_core, write_core, write_state
 from gyre_hpc.config import Config
 from gyre_hpc.controller.messages import Close, Export, Message, Move, RowRef, Share, Start, Stop, Update, Work, decode, encode
 from gyre_hpc.paths import RunPaths
@@ -37,7 +37,7 @@ from trees.selection import select_paths
 from trees.store import StoreReader
 
 if TYPE_CHECKING:
-    from gyre_hpc.engines.protocol import EngineServer, EngineSpec
+    from gyre_hpc.engines.protocol import EngineServer
     from gyre_hpc.training.actor import Core, Satellite
 
 logger = logging.getLogger(__name__)
@@ -71,14 +71,17 @@ class CellRank:
         paths: RunPaths,
         base_model: Path,
         ranks: Communicators,
+        claims: Claims,
         engine: Future[EngineServer] | None,
         checkpoint: Checkpoint | None,
     ) -> None:
-        assert ranks.cell is not None and ranks.cell_index is not None and ranks.slot is not None
+        assert ranks.cell is not None
+        assert ranks.cell_index is not None
+        assert ranks.slot is not None
         self.config, self.paths, self.base_model, self.ranks = config, paths, base_model, ranks
         self.place = Place(ranks.cell_index, ranks.slot, ranks.layout.ranks_per_cell)
         self.checkpoint = checkpoint
-        self._claims = Claims(ranks.world)
+        self._claims = claims
         self._inner = Channel(ranks.cell)
         self._upper = Channel(ranks.control) if ranks.control is not None else self._inner
         self._starting = engine
@@ -105,6 +108,7 @@ class CellRank:
                 if announcement.agree:
                     self._upper.acknowledge(announcement.epoch, report)
                 if isinstance(message, Stop):
+                    self._leave()
                     return message.reason
                 continue
             if not self._work_once():
@@ -112,6 +116,13 @@ class CellRank:
                 self._check_engine()
                 time.sleep(self._nap)
                 self._nap = min(self._nap * 1.5, _LONGEST_NAP)
+
+    def _leave(self) -> None:
+        """Nothing of ours may be under way in MPI when it is finalised."""
+        if self._inner.is_root:
+            self._inner.close()
+        for channel, name in ((self._inner, "the cell's channel"), (self._upper, "the controller's channel")):
+            self._wait(channel.drain, f"the end of {name}")
 
     def _follow(self, message: Message, raw: dict[str, Any]) -> dict[str, Any]:
         """Do my part of one announcement; the leader's part includes having its cell's other ranks do theirs."""
@@ -161,7 +172,7 @@ class CellRank:
             master = self.ranks.cell.bcast(_free_address() if self.place.is_leader else None, root=0)
             core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master)
             if self.checkpoint is not None:
-                core.load_state(self.checkpoint.load_core(self.place.slot))
+                core.load_state(read_core(self.checkpoint, self.place.slot))
             self._actor = core
         else:
             self._actor = Satellite(self.base_model, self.config)
@@ -317,11 +328,29 @@ class CellRank:
         means = sums.means(message.executions, message.step - 1)
         means["token_staleness"] = means.pop("staleness_mean")
         means["trained_targets"] = means.pop("target_tokens")
-        fields = {**means, **message.fields, "grad_norm": metrics.grad_norm, "lr": metrics.lr, "step_seconds": round(time.monotonic() - began, 4)}
+        fields = {
+            **means,
+            **message.fields,
+            "grad_norm": metrics.grad_norm,
+            "lr": metrics.lr,
+            "step_seconds": round(time.monotonic() - began, 4),
+        }
         report: dict[str, Any] = {"fields": fields}
         if message.checkpoint:
             report["checkpoint"] = self._save(message, core, fields)
         return report
+
+    def _save(self, message: Close, core: Core, fields: dict[str, Any]) -> dict[str, Any]:
+        """The step's checkpoint: every rank of the core writes its shard, the leader the rest and the marker. Returns seconds and bytes."""
+        assert self.ranks.cell is not None
+        began = time.monotonic()
+        partial = self.ranks.cell.bcast(begin(self.paths, message.step) if self.place.is_leader else None, root=0)
+        parts = self.ranks.cell.gather(write_core(partial, core.state()), root=0) or []
+        if not self.place.is_leader:
+            return {}
+        state = RunState(message.step, message.step, policy={**message.state, "fields": fields})
+        saved = commit(partial, [*parts, write_state(partial, state)], self.config.checkpoint.keep)
+        return {"seconds": round(time.monotonic() - began, 4), "bytes": saved.bytes}
 
     def _refresh(self, prefix: int) -> None:
         """The burst goes on: the satellites in training take the stepped weights."""
@@ -361,8 +390,8 @@ class _Laps:
 
 
 def _free_address() -> str:
-    """host:port for the core cell's own torch.distributed world. Bound and let go: another process may take it, and the start then fails."""
-    host = os.environ.get("SLURMD_NODENAME") and socket.gethostname() or "127.0.0.1"
+    """host:port for the core cell's own torch.distributed world; bound and let go, so another process may take it: the start then fails."""
+    host = (os.environ.get("SLURMD_NODENAME") and socket.gethostname()) or "127.0.0.1"
     with socket.socket() as probe:
         probe.bind(("", 0))
         return f"{host}:{probe.getsockname()[1]}"

@@ -15,20 +15,36 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cells.epochs import Channel
-from cells.events import CloseStep, Decision, Dispatch, Event, Feed, Finish, GroupDispatched, Publish, Published, Role, Schedule, StepDone, Transfer, TransferDone
+from cells.events import (
+    CloseStep,
+    Decision,
+    Dispatch,
+    Event,
+    Feed,
+    Finish,
+    GroupDispatched,
+    Publish,
+    Published,
+    Role,
+    Schedule,
+    StepDone,
+    Transfer,
+    TransferDone,
+)
 from cells.policy import ElasticPolicy
 from cells.roles import CellState
-from gyre_hpc.checkpoint import Checkpoint
+from cells.waiting import wait
+from gyre_hpc.checkpoint import Checkpoint, RunState, read_state
 from gyre_hpc.config import Config
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import LiveFile
-from gyre_hpc.controller.messages import Close, Export, Message, Move, Start, Stop, Update, Work, encode
+from gyre_hpc.controller.messages import Close, Export, Message, Move, Start, Stop, Update, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.events import EventLog, read_events
@@ -72,8 +88,9 @@ class Controller:
         checkpoint: Checkpoint | None,
     ) -> None:
         self.config, self.paths, self.attempt, self.base_model = config, paths, attempt, base_model
-        self.channel, self.client, self.tasks, self.checkpoint = channel, client, tasks, checkpoint
-        self.policy = ElasticPolicy(schedule_of(config), checkpoint.state["policy"] if checkpoint else None)
+        self.channel, self.client, self.tasks = channel, client, tasks
+        self.saved = read_state(checkpoint) if checkpoint else None
+        self.policy = ElasticPolicy(schedule_of(config), self.saved.policy["schedule"] if self.saved else None)
         self.events = EventLog(paths.events)
         self.live = LiveFile(paths.live)
         self.groups = Groups()
@@ -114,6 +131,8 @@ class Controller:
         reason = "stopped" if self._stopping else "done"
         self._drain(self._agree(Stop(reason), "stop", self.config.deadlines.step))
         self._show(force=True)
+        self.channel.close()
+        wait(self.channel.drain, "the end of the channel", self.config.deadlines.step, logger.warning)
         return ExitCode.RESUMABLE if self._stopping else ExitCode.DONE
 
     def _drain(self, activity: Generator[None, None, T]) -> T:
@@ -140,7 +159,7 @@ class Controller:
             return True
 
     def _carry_out(self) -> bool:
-        """Decisions in order; those that take time become the activity, and the next ones wait behind it, except work for training cells."""
+        """Decisions in order. Those that take time become the activity; the next such one waits behind it."""
         busy = False
         while self._decisions:
             decision = self._decisions[0]
@@ -179,7 +198,10 @@ class Controller:
                 warned = True
                 logger.warning("waiting for %s (epoch %d): %.0f s of %.0f s", name, epoch, waited, deadline)
             if waited > deadline:
-                raise Resumable(f"{name} was not acknowledged within {deadline:.0f} s", "see the cells' logs, or raise deadlines in the config; the same command resumes")
+                raise Resumable(
+                    f"{name} was not acknowledged within {deadline:.0f} s",
+                    "see the cells' logs, or raise deadlines in the config; the same command resumes",
+                )
             yield
         for cell, report in enumerate(reports):
             if "error" in report:
@@ -232,10 +254,10 @@ class Controller:
 
     def _start(self) -> Generator[None, None, None]:
         """Engines up, checkpoint restored, its weights on every engine, routes open, the ledger read: a burst's boundary."""
-        step = self.checkpoint.step if self.checkpoint else 0
+        step = self.saved.step if self.saved else 0
         reports = yield from self._agree(Start(step), "start of the cells", self.config.deadlines.start)
-        if self.checkpoint:
-            self._reconcile(self.checkpoint)
+        if self.saved:
+            self._reconcile(self.saved)
         if step:
             yield from self._export_and_update(step)
         for cell, report in enumerate(reports):
@@ -247,13 +269,13 @@ class Controller:
         self._decisions.extend(self.policy.resume(frontier))
         self._step_started = self._progress_at = time.monotonic()
 
-    def _reconcile(self, checkpoint: Checkpoint) -> None:
+    def _reconcile(self, saved: RunState) -> None:
         """Emit the checkpointed step's end if the last attempt died between the two."""
-        fields = checkpoint.state["fields"]
-        seen = any(event["kind"] == "step.end" and event["step"] == checkpoint.step for event in read_events(self.paths.events))
+        fields = saved.policy["fields"]
+        seen = any(event["kind"] == "step.end" and event["step"] == saved.step for event in read_events(self.paths.events))
         if not seen:
             self.events.emit("step.end", **fields)
-        self.events.emit("resume", step=checkpoint.step, attempt=self.attempt)
+        self.events.emit("resume", step=saved.step, attempt=self.attempt)
 
     def _transfer(self, decision: Transfer) -> Activity:
         cell, to = decision.cell, decision.to
@@ -318,7 +340,7 @@ class Controller:
             refresh=not self.policy.closes_burst,
             checkpoint=step % self.config.checkpoint.every == 0 or step == self.config.run.steps,
             fields=fields,
-            state={"policy": snapshot},
+            state={"schedule": snapshot},
         )
         reports = yield from self._agree(message, f"step {step}", self.config.deadlines.step)
         core = reports[0]
@@ -422,5 +444,3 @@ class Controller:
         self._tokens_seen = (now, tokens)
         status["tokens_per_second"] = round((tokens - before) / max(1e-3, now - then), 1)
         self._status = status
-
-

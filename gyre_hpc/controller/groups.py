@@ -1,6 +1,7 @@
 """What the controller knows of the groups: a mirror of the gateway's ledger, fed by its changes.
 
-Ordering key: the ledger's change sequence. Invariant: an index of a group has at most one outcome; a group is complete when the ledger says so.
+Ordering key: the ledger's change sequence. Invariants: an index of a group has at most one outcome; a group is complete when the
+ledger says so.
 """
 
 from __future__ import annotations

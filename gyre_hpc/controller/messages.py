@@ -58,9 +58,10 @@ class Move:
 
 @dataclass(frozen=True)
 class Close:
-    """Step `step` has `items` micro-steps: the first `prefix` cells finish them and reduce to the core, which divides by `executions` and steps.
+    """Step `step` has `items` micro-steps: the first `prefix` cells finish them and reduce to the core.
 
-    The core also checkpoints where `checkpoint` says so. `refresh`: the burst goes on, so training satellites pull the new weights. `fields` and `state` go into the checkpoint.
+    The core divides by `executions`, steps, and checkpoints where `checkpoint` says so (`fields` and `state` go into the checkpoint).
+    `refresh`: the burst goes on, so training satellites pull the new weights.
     """
 
     AGREE: ClassVar[bool] = True

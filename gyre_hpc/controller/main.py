@@ -1,0 +1,152 @@
+"""The MPI step: `python -m gyre_hpc.controller.main`, one process a rank, started by mpiexec or srun with GYRE_RUNTIME set.
+
+Rank 0 becomes the controller, the others ranks of cells. Invariants: a leader's engine is started before MPI_Init (its environment is
+scrubbed, but a fork after MPI_Init is what some fabrics forbid); one thread calls MPI; a rank that fails records why and aborts the
+whole world, because the others would wait for it until their deadlines; exit 0 done, 75 stopped and resumable.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gyre_hpc import checkpoint as checkpoints
+from gyre_hpc.config import Config, load
+from gyre_hpc.errors import ExitCode
+from gyre_hpc.failure import as_failure, record_failure
+from gyre_hpc.model import model_directory
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.runtime import Runtime
+
+if TYPE_CHECKING:
+    from cells.claims import Claims
+    from cells.communicators import Communicators, Layout
+    from gyre_hpc.checkpoint import Checkpoint
+    from gyre_hpc.engines.protocol import EngineServer
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """One rank from its environment to its exit code."""
+    rank = int(os.environ.get("PMI_RANK") or os.environ.get("SLURM_PROCID") or 0)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    runtime = Runtime.from_environment()
+    paths = RunPaths(Path(runtime.run_dir))
+    who = "controller" if rank == 0 else f"rank-{rank:05d}"
+    try:
+        code = _rank(runtime, paths, rank)
+    except BaseException as error:
+        logger.exception("%s stops", who)
+        failure = as_failure(who, error)
+        record_failure(paths.runtime(runtime.attempt), failure)
+        _abort(failure.exit_code)
+        return failure.exit_code
+    return int(code)
+
+
+def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
+    from cells.claims import Claims
+    from cells.communicators import Layout, build
+
+    config = load(paths.config)
+    layout = Layout(config.cells.count, config.cells.nodes_per_cell * config.cells.ranks_per_node)
+    base = model_directory(config)
+    engine = _start_engine(config, paths, runtime, layout, rank, base)
+    world = _init_mpi()
+    ranks = build(layout, world)
+    claims = Claims(ranks.world)
+    checkpoint = checkpoints.latest(paths)
+    if ranks.is_controller:
+        code = _controller(config, paths, runtime, base, ranks, checkpoint)
+    else:
+        code = _cell(config, paths, base, ranks, claims, engine, checkpoint)
+    claims.free()
+    _finalize_mpi()
+    return code
+
+
+def _controller(
+    config: Config, paths: RunPaths, runtime: Runtime, base: Path, ranks: Communicators, checkpoint: Checkpoint | None
+) -> ExitCode:
+    from cells.epochs import Channel
+    from gyre_hpc.controller.controller import Controller
+    from gyre_hpc.gateway.client import ControlClient
+    from gyre_hpc.tasks.source import task_source
+
+    assert ranks.control is not None
+    channel = Channel(ranks.control)
+    client = ControlClient(runtime.gateway_url, runtime.secret)
+    controller = Controller(config, paths, runtime.attempt, base, channel, client, task_source(config, paths), checkpoint)
+    return controller.run()
+
+
+def _cell(
+    config: Config,
+    paths: RunPaths,
+    base: Path,
+    ranks: Communicators,
+    claims: Claims,
+    engine: Future[EngineServer] | None,
+    checkpoint: Checkpoint | None,
+) -> ExitCode:
+    from gyre_hpc.controller.cell import CellRank
+
+    reason = CellRank(config, paths, base, ranks, claims, engine, checkpoint).run()
+    return ExitCode.DONE if reason == "done" else ExitCode.RESUMABLE
+
+
+def _start_engine(config: Config, paths: RunPaths, runtime: Runtime, layout: Layout, rank: int, base: Path) -> Future[EngineServer] | None:
+    """Leaders only. The one thread that starts the engine lives as long as the process: the kernel ties a child's life to that thread."""
+    if rank == 0 or layout.slot_of(rank) != 0:
+        return None
+    from gyre_hpc.engines.factory import start_engine
+    from gyre_hpc.engines.protocol import EngineSpec
+
+    cell = layout.cell_of(rank)
+    spec = EngineSpec(
+        kind=config.rollout.engine,
+        model=base,
+        version=0,
+        capacity=config.rollout.capacity,
+        window=config.model.window,
+        log=paths.attempt_logs(runtime.attempt) / f"engine-{cell}.log",
+        dtype=config.model.dtype,
+        threads=config.rollout.threads,
+        options=config.rollout.options,
+    )
+    return ThreadPoolExecutor(1, thread_name_prefix="engine").submit(start_engine, spec, config.deadlines.start)
+
+
+def _init_mpi() -> Any:
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    mpi4py.rc.thread_level = "serialized"
+    from mpi4py import MPI
+
+    MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    return MPI.COMM_WORLD
+
+
+def _finalize_mpi() -> None:
+    from mpi4py import MPI
+
+    MPI.Finalize()
+
+
+def _abort(code: int) -> None:
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
