@@ -5,10 +5,13 @@ Invariant: what stands under the final name was complete when it got that name; 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 LEFTOVERS = (".partial", ".old")
 
@@ -36,10 +39,13 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def clear_leftovers(parent: Path) -> None:
-    """Remove what interrupted writers left in `parent`. Only for the one writer of `parent`."""
+    """Remove what interrupted writers left in `parent`; only for the one writer of `parent`. What can't be removed is logged and stays."""
     for child in parent.iterdir() if parent.is_dir() else ():
         if child.name.endswith(LEFTOVERS):
-            shutil.rmtree(child) if child.is_dir() else child.unlink()
+            try:
+                shutil.rmtree(child) if child.is_dir() else child.unlink()
+            except OSError as error:
+                log.warning("leftover %s not removed: %s", child, error)
 
 
 def publish_directory(partial: Path, final: Path) -> None:
