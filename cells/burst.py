@@ -37,7 +37,9 @@ class GroupState:
 
     @property
     def unfinished(self) -> int:
-        return self.size - self.finished
+        """Executions that rollout must still hold; at least one until the group is declared complete: only then is it known whether
+        it must be replaced, and a cell that left in between could not take the replacement."""
+        return 0 if self.complete else max(1, self.size - self.finished)
 
     @property
     def complete(self) -> bool:

@@ -93,7 +93,7 @@ class ElasticPolicy:
         self._fed: list[int] = []
         self._asked = 0
         """Groups of Dispatch decisions that were not answered yet."""
-        self._burst_end = self.step
+        self._burst_end: int = self.step
         self._returning = False
         self._core_stays = False
         self._refused: set[int] = set()
@@ -147,7 +147,7 @@ class ElasticPolicy:
 
     @property
     def closes_burst(self) -> bool:
-        """Whether the open (or closing) step is the last of its burst."""
+        """Whether the open (or closing) step is the last of its burst (a burst that runs out of groups ends even earlier)."""
         return self.step + 1 >= self._burst_end
 
     @property

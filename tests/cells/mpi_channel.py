@@ -1,0 +1,75 @@
+"""On N ranks: order, sizes, many outstanding, acknowledgements out of order, slow followers, closing. Run by test_epochs.py."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import mpi4py
+
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = False
+import pytest  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+from cells.epochs import Channel, wait  # noqa: E402
+
+SIZES = [0, 10, 1500, 1990, 2100, 70_000, 3, 500_000, 1]
+ROUNDS = 4
+
+
+def root(channel: Channel) -> None:
+    epochs = []
+    for number in range(ROUNDS * len(SIZES)):
+        agree = number % 3 != 1
+        text = "x" * SIZES[number % len(SIZES)]
+        epochs.append((channel.announce({"number": number, "text": text}, agree), number, agree))
+    assert [epoch for epoch, _, _ in epochs] == list(range(len(epochs)))
+    for epoch, number, agree in epochs:
+        if not agree:
+            with pytest.raises(KeyError):
+                channel.reports(epoch)
+            continue
+        reports = wait(lambda epoch=epoch: channel.reports(epoch), f"epoch {epoch}", 30, print)
+        assert [r["rank"] for r in reports] == list(range(1, channel.size))
+        assert all(r["number"] == number and len(r["text"]) == SIZES[number % len(SIZES)] for r in reports)
+
+
+def follower(channel: Channel) -> None:
+    chance = random.Random(channel.rank)
+    seen, due = [], []
+    while len(seen) < ROUNDS * len(SIZES) or due:
+        got = channel.poll()
+        if got is not None:
+            seen.append(got.epoch)
+            assert got.message["number"] == got.epoch
+            assert got.agree == (got.epoch % 3 != 1)
+            assert len(got.message["text"]) == SIZES[got.epoch % len(SIZES)]
+            if got.agree:
+                due.append(got)
+            if chance.random() < 0.1:
+                time.sleep(0.02)
+        elif due:
+            answer = due.pop(chance.randrange(len(due)))  # not in order: the channel must put them in order
+            channel.acknowledge(answer.epoch, {"rank": channel.rank, **answer.message})
+        else:
+            time.sleep(0.001)
+    assert seen == sorted(seen)
+
+
+def main() -> None:
+    MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    world = MPI.COMM_WORLD
+    channel = Channel(world)
+    if channel.is_root:
+        root(channel)
+        channel.close()
+    else:
+        follower(channel)
+    wait(channel.drain, "the channel's end", 30, print)
+    MPI.Finalize()
+    print(f"passed {channel.rank} of {channel.size}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cells.events import (
+    CloseStep,
+    Dispatch,
+    ExecutionFinished,
+    Feed,
+    Finish,
+    GroupComplete,
+    GroupDispatched,
+    GroupFrontier,
+    Publish,
+    Published,
+    Role,
+    Schedule,
+    StepDone,
+    Transfer,
+    TransferDone,
+    TransferFailed,
+)
+from cells.policy import TRANSFER_ATTEMPTS, ElasticPolicy, ScheduleStuck
+from tests.cells.world import World
+
+ROLLOUT, TRAINING = Role.ROLLOUT, Role.TRAINING
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    mu = draw(st.integers(1, 3))
+    return Schedule(
+        capacity=tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))),
+        groups_per_step=draw(st.integers(1, 4)),
+        group_size=draw(st.integers(1, 4)),
+        phi=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])),
+        mu=mu,
+        steps=draw(st.integers(1, 5)),
+        standalone_capacity=draw(st.sampled_from([0, 0, 3, 8])),
+        staleness_bound=draw(st.none() | st.integers(mu - 1, mu + 2)),
+    )
+
+
+def world(schedule: Schedule, seed: int, void: float = 0.0, fails: float = 0.0) -> World:
+    chance = random.Random(seed)
+    failed = 0
+
+    def fail() -> bool:  # never often enough in a row for the policy to give up
+        nonlocal failed
+        failed = failed + 1 if failed < TRANSFER_ATTEMPTS - 1 and chance.random() < fails else 0
+        return failed > 0
+
+    return World(schedule, chance.randrange, lambda: chance.random() < void, fail)
+
+
+def consumed_or_skipped(w: World) -> None:
+    """No group is lost: each was trained once, is void, or is still there for a later step (which the last steps don't need)."""
+    trained = [group for step in w.steps for group in step]
+    assert len(trained) == len(set(trained))
+    assert len(w.steps) == w.schedule.steps
+    void = {g.group for g in w.groups.values() if g.valid == 0}
+    left = set(w.groups) - set(trained) - void
+    if not void and not w.restarts:
+        assert not left
+        assert all(len(step) == w.schedule.groups_per_step for step in w.steps)
+        assert w.policy.skipped == 0
+    assert w.policy.outstanding == len(left)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(schedules(), st.integers(0, 2**32))
+def test_any_order_of_events_keeps_the_rules_and_ends(schedule: Schedule, seed: int) -> None:
+    w = world(schedule, seed)
+    w.run()
+    consumed_or_skipped(w)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(schedules(), st.integers(0, 2**32), st.sampled_from([0.05, 0.3, 0.7]), st.sampled_from([0.0, 0.3]))
+def test_void_groups_and_failed_transfers_keep_the_rules_and_end(schedule: Schedule, seed: int, void: float, fails: float) -> None:
+    w = world(schedule, seed, void, fails)
+    w.run()
+    consumed_or_skipped(w)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(schedules(), st.integers(0, 2**32), st.lists(st.integers(1, 60), min_size=1, max_size=4))
+def test_crashes_lose_no_group_and_repeat_no_step(schedule: Schedule, seed: int, crashes: list[int]) -> None:
+    w = world(schedule, seed, void=0.1, fails=0.1)
+    w.carry_out(w.policy.start())
+    for events in crashes:
+        for _ in range(events):
+            if not w.over:
+                w.happen()
+        if not w.over:
+            w.crash()
+    for _ in range(200_000):
+        if w.over:
+            break
+        w.happen()
+    assert w.over
+    consumed_or_skipped(w)
+    known = w.policy.snapshot()
+    trained = {g for step in w.steps for g in step}
+    assert trained <= set(range(known["consumed_below"])) | set(known["consumed"])
+
+
+def drive(policy: ElasticPolicy, *events: object) -> list[object]:
+    out: list[object] = []
+    for event in events:
+        out += policy.on(event)  # type: ignore[arg-type]
+    return out
+
+
+def complete(policy: ElasticPolicy, group: int, size: int, valid: int | None = None) -> list[object]:
+    finished = [ExecutionFinished(group)] * size
+    return drive(policy, *finished, GroupComplete(group, size if valid is None else valid))
+
+
+SMALL = Schedule(capacity=(4, 4, 4), groups_per_step=2, group_size=2, phi=0.5, mu=1, steps=3)
+
+
+def test_one_burst_step_by_step() -> None:
+    policy = ElasticPolicy(SMALL)
+    assert policy.start() == [Dispatch(3, 0)]
+    assert drive(policy, *(GroupDispatched(g, 0, 2) for g in range(3))) == []
+    assert (policy.waterlevel, policy.capacity, policy.burst) == (6, 12, 0)
+    assert complete(policy, 1, 2) == [Transfer(0, TRAINING)]
+    assert drive(policy, TransferDone(0, TRAINING)) == [Feed(1), Transfer(1, TRAINING)]
+    assert drive(policy, TransferDone(1, TRAINING)) == []  # 4 are unfinished, without cell 2 nothing would hold them
+    assert complete(policy, 0, 2) == [Feed(0), CloseStep(1)]
+    assert policy.current == (1, 0)
+    assert policy.snapshot() == {"step": 1, "burst": 0, "skipped": 0, "consumed_below": 2, "consumed": []}
+    assert drive(policy, StepDone(1)) == [Publish(1)]
+    assert drive(policy, Published(1)) == [Dispatch(2, 1), Transfer(1, ROLLOUT)]
+    assert drive(policy, *(GroupDispatched(g, 1, 2) for g in (3, 4))) == []
+    assert drive(policy, TransferDone(1, ROLLOUT)) == [Transfer(0, ROLLOUT)]
+    assert drive(policy, TransferDone(0, ROLLOUT)) == []
+    assert policy.burst == 1
+
+
+def test_the_core_stays_when_the_next_batch_is_complete_and_the_rest_covers() -> None:
+    policy = ElasticPolicy(replace(SMALL, phi=1.0, capacity=(4, 8)))
+    policy.start()
+    drive(policy, *(GroupDispatched(g, 0, 2) for g in range(4)))
+    complete(policy, 0, 2)
+    for group in (1, 2, 3):
+        complete(policy, group, 2)
+    assert drive(policy, TransferDone(0, TRAINING)) == [Feed(0), Feed(1), Transfer(1, TRAINING)]
+    assert drive(policy, TransferDone(1, TRAINING)) == [CloseStep(1)]
+    drive(policy, StepDone(1))
+    # the core goes on with groups 2 and 3 while cell 1 returns; the step can't close before cell 1 is back
+    assert drive(policy, Published(1)) == [Dispatch(2, 1), Feed(2), Feed(3), Transfer(1, ROLLOUT)]
+    assert drive(policy, TransferDone(1, ROLLOUT)) == [CloseStep(2)]
+
+
+def test_the_core_returns_when_the_rest_does_not_cover_what_is_dispatched() -> None:
+    policy = ElasticPolicy(replace(SMALL, phi=1.0, capacity=(8, 3)))
+    policy.start()
+    drive(policy, *(GroupDispatched(g, 0, 2) for g in range(4)))
+    for group in range(4):
+        complete(policy, group, 2)
+    drive(policy, TransferDone(0, TRAINING), TransferDone(1, TRAINING), StepDone(1))
+    assert drive(policy, Published(1)) == [Dispatch(2, 1), Transfer(1, ROLLOUT)]
+    assert drive(policy, TransferDone(1, ROLLOUT)) == [Transfer(0, ROLLOUT)]
+
+
+def test_a_multi_step_burst_publishes_once_and_ends_the_run() -> None:
+    policy = ElasticPolicy(Schedule(capacity=(4,), groups_per_step=1, group_size=1, phi=0.0, mu=2, steps=3))
+    assert policy.start() == [Dispatch(2, 0)]
+    drive(policy, GroupDispatched(0, 0, 1), GroupDispatched(1, 0, 1))
+    complete(policy, 0, 1)
+    assert complete(policy, 1, 1) == [Transfer(0, TRAINING)]
+    assert drive(policy, TransferDone(0, TRAINING)) == [Feed(0), CloseStep(1)]
+    assert drive(policy, StepDone(1)) == [Feed(1), CloseStep(2)]
+    assert drive(policy, StepDone(2)) == [Publish(2)]
+    assert drive(policy, Published(2)) == [Dispatch(1, 2), Transfer(0, ROLLOUT)]
+    drive(policy, TransferDone(0, ROLLOUT), GroupDispatched(2, 2, 1))
+    assert complete(policy, 2, 1) == [Transfer(0, TRAINING)]
+    drive(policy, TransferDone(0, TRAINING))
+    assert drive(policy, StepDone(3)) == [Publish(3)]
+    assert drive(policy, Published(3)) == [Finish()]
+
+
+def test_a_skipped_group_is_replaced_while_it_fits() -> None:
+    policy = ElasticPolicy(replace(SMALL, phi=0.0))
+    policy.start()
+    drive(policy, GroupDispatched(0, 0, 2), GroupDispatched(1, 0, 2))
+    complete(policy, 0, 2)
+    drive(policy, TransferDone(0, TRAINING))
+    assert drive(policy, TransferDone(1, TRAINING)) == []
+    assert complete(policy, 1, 2, valid=0) == [Dispatch(1, 0)]
+    assert (policy.skipped, policy.skipped_in_a_row) == (1, 1)
+
+
+def test_a_step_is_closed_short_when_nothing_can_replace_a_skipped_group() -> None:
+    policy = ElasticPolicy(replace(SMALL, phi=0.0, capacity=(4, 1)))
+    policy.start()
+    drive(policy, GroupDispatched(0, 0, 2), GroupDispatched(1, 0, 2))
+    complete(policy, 0, 2)
+    drive(policy, ExecutionFinished(1))
+    assert drive(policy, TransferDone(0, TRAINING)) == [Feed(0)]
+    assert drive(policy, ExecutionFinished(1), GroupComplete(1, 0)) == [Transfer(1, TRAINING)]
+    assert drive(policy, TransferDone(1, TRAINING)) == [CloseStep(1)]
+
+
+def test_a_satellite_that_failed_to_leave_is_not_asked_again_in_this_burst() -> None:
+    policy = ElasticPolicy(SMALL)
+    policy.start()
+    drive(policy, *(GroupDispatched(g, 0, 2) for g in range(3)))
+    complete(policy, 0, 2)
+    assert drive(policy, TransferDone(0, TRAINING))[-1] == Transfer(1, TRAINING)
+    assert drive(policy, TransferFailed(1, TRAINING)) == []
+    assert complete(policy, 1, 2) == [Feed(1), CloseStep(1)]
+
+
+def test_the_same_transfer_failing_again_and_again_is_an_error() -> None:
+    policy = ElasticPolicy(SMALL)
+    policy.start()
+    drive(policy, *(GroupDispatched(g, 0, 2) for g in range(3)))
+    assert complete(policy, 0, 2) == [Transfer(0, TRAINING)]
+    for _ in range(TRANSFER_ATTEMPTS - 1):
+        assert drive(policy, TransferFailed(0, TRAINING)) == [Transfer(0, TRAINING)]
+    with pytest.raises(ScheduleStuck, match="cell 0 to training failed 3 times"):
+        policy.on(TransferFailed(0, TRAINING))
+
+
+def test_resume_feeds_again_what_the_checkpoint_does_not_have() -> None:
+    saved = {"step": 1, "burst": 0, "skipped": 0, "consumed_below": 2, "consumed": []}
+    policy = ElasticPolicy(SMALL, saved)
+    frontier = [GroupFrontier(0, 0, 2, 2, 2), GroupFrontier(1, 0, 2, 2, 2), GroupFrontier(2, 0, 2, 2, 2), GroupFrontier(3, 1, 2, 1)]
+    assert policy.resume(frontier) == [Dispatch(1, 1), Transfer(0, TRAINING)]
+    assert drive(policy, TransferDone(0, TRAINING)) == [Feed(2), Transfer(1, TRAINING)]
+
+
+def test_resume_of_a_run_that_is_done_only_says_so() -> None:
+    assert ElasticPolicy(SMALL, {"step": 3}).resume([GroupFrontier(0, 0, 2, 2, 2)]) == [Finish()]
+
+
+def test_answers_to_nothing_are_refused() -> None:
+    policy = ElasticPolicy(SMALL)
+    policy.start()
+    for event in (StepDone(1), Published(0), TransferDone(0, TRAINING)):
+        with pytest.raises(ValueError, match=r"phase|no transfer"):
+            policy.on(event)
+    with pytest.raises(KeyError):
+        policy.on(ExecutionFinished(17))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"capacity": ()}, "slot"),
+        ({"capacity": (4, 0)}, "slot"),
+        ({"group_size": 0}, "group_size = 0"),
+        ({"phi": -0.1}, "phi"),
+        ({"mu": 3, "staleness_bound": 1}, "staleness_bound = 1: a burst of mu = 3 steps needs at least 2"),
+    ],
+)
+def test_schedules_that_can_not_work_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ElasticPolicy(replace(SMALL, **change))  # type: ignore[arg-type]

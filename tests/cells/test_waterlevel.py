@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from cells.events import Schedule
+from cells.roles import CellState, Roles
+from cells.waterlevel import capacity_without, groups_that_fit, may_leave, rollout_capacity
+
+R, L, T, B = CellState.ROLLOUT, CellState.LEAVING, CellState.TRAINING, CellState.RETURNING
+SCHEDULE = Schedule(capacity=(10, 20, 30), groups_per_step=2, group_size=4, phi=0.5, mu=1, steps=3, standalone_capacity=5)
+
+
+def test_capacity_counts_the_pool_and_cells_in_rollout_only() -> None:
+    assert rollout_capacity(SCHEDULE, Roles((R, R, R))) == 65
+    assert rollout_capacity(SCHEDULE, Roles((T, L, R))) == 35
+    assert rollout_capacity(SCHEDULE, Roles((T, B, R))) == 35
+    assert capacity_without(SCHEDULE, [0]) == 55
+
+
+def test_a_cell_leaves_when_the_rest_holds_every_unfinished_execution() -> None:
+    assert may_leave(SCHEDULE, Roles((R, R, R)), 0, 55)
+    assert not may_leave(SCHEDULE, Roles((R, R, R)), 0, 56)
+    assert may_leave(SCHEDULE, Roles((T, R, R)), 1, 35)
+    assert not may_leave(SCHEDULE, Roles((T, R, R)), 1, 36)
+
+
+def test_groups_that_fit_beside_what_runs() -> None:
+    assert groups_that_fit(SCHEDULE, Roles((T, T, R)), 30) == 1
+    assert groups_that_fit(SCHEDULE, Roles((T, T, R)), 32) == 0
+    assert groups_that_fit(SCHEDULE, Roles((T, T, T)), 9) == 0

@@ -1,0 +1,203 @@
+"""A world for the policy: carries out its decisions in any order that a caller draws, and checks what must always hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from cells.events import (
+    CloseStep,
+    Decision,
+    Dispatch,
+    Event,
+    ExecutionFinished,
+    Feed,
+    Finish,
+    GroupComplete,
+    GroupDispatched,
+    GroupFrontier,
+    Publish,
+    Published,
+    Role,
+    Schedule,
+    StepDone,
+    Transfer,
+    TransferDone,
+    TransferFailed,
+)
+from cells.policy import ElasticPolicy
+
+Draw = Callable[[int], int]
+"""A number in 0..n-1."""
+
+
+class World:
+    """`draw` chooses which pending thing happens next; `void` and `fails` say whether a group or a transfer goes wrong."""
+
+    def __init__(self, schedule: Schedule, draw: Draw, void: Callable[[], bool], fails: Callable[[], bool]) -> None:
+        self.schedule, self.draw, self.void, self.fails = schedule, draw, void, fails
+        self.policy = ElasticPolicy(schedule)
+        self.saved = self.saving = self.policy.snapshot()
+        self.groups: dict[int, GroupFrontier] = {}
+        self.step = self.published = 0
+        self.steps: list[list[int]] = []
+        """Groups of every step that is done."""
+        self.log: list[Decision] = []
+        self.over = False
+        self.restarts = 0
+        self._boot()
+
+    def _boot(self) -> None:
+        self.roles = [Role.ROLLOUT] * len(self.schedule.capacity)
+        self.transfer: Transfer | None = None
+        self.pending: list[Event] = []
+        self.dispatches: list[int] = []
+        self.fed: list[int] = []
+        self.closing = self.publishing = False
+
+    # -- what happens ---------------------------------------------------------------------------------------------------------
+
+    def run(self, most: int = 200_000) -> None:
+        self.carry_out(self.policy.start())
+        for _ in range(most):
+            if self.over:
+                return
+            self.happen()
+        raise AssertionError("the run does not end")
+
+    def happen(self) -> None:
+        unfinished = [g for g in self.groups.values() if g.valid is None]
+        choices = len(self.pending) + len(unfinished) + (1 if self.dispatches else 0)
+        assert choices, f"nothing can happen any more: phase {self.policy.phase}, roles {self.roles}, fed {self.fed}"
+        at = self.draw(choices)
+        if at < len(self.pending):
+            self.deliver(self.pending.pop(at))
+        elif at < len(self.pending) + len(unfinished):
+            self.finish_one(unfinished[at - len(self.pending)])
+        else:
+            self.dispatch_one()
+
+    def finish_one(self, group: GroupFrontier) -> None:
+        finished = group.finished + 1
+        over = finished == group.size
+        valid = (0 if self.void() else group.size - self.draw(2)) if over else None
+        self.groups[group.group] = GroupFrontier(group.group, group.version, group.size, finished, valid)
+        self.tell(ExecutionFinished(group.group))
+        if valid is not None:
+            self.tell(GroupComplete(group.group, valid))
+
+    def dispatch_one(self) -> None:
+        version = self.dispatches.pop(0)
+        group = GroupFrontier(len(self.groups), version, self.schedule.group_size)
+        self.groups[group.group] = group
+        self.tell(GroupDispatched(group.group, version, group.size))
+
+    def deliver(self, event: Event) -> None:
+        match event:
+            case TransferDone(cell, to):
+                self.transfer = None
+                self.roles[cell] = to
+            case TransferFailed():
+                self.transfer = None
+            case StepDone(step):
+                self.step, self.closing, self.saved = step, False, self.saving
+                self.steps.append(self.fed)
+                self.fed = []
+            case Published(version):
+                self.published, self.publishing = version, False
+        self.tell(event)
+
+    def crash(self) -> None:
+        """The MPI world is lost; the ledger and the last checkpoint stay. A closing step may have reached its checkpoint, or not."""
+        self.restarts += 1
+        if self.closing and self.draw(2):
+            self.saved = self.saving
+            self.steps.append(self.fed)
+            self.step += 1
+        self._boot()
+        self.published = self.step
+        assert self.saved["step"] == self.step
+        self.policy = ElasticPolicy(self.schedule, self.saved)
+        self.carry_out(self.policy.resume(self.groups.values()))
+
+    # -- what the policy decides -----------------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        self.carry_out(self.policy.on(event))
+
+    def carry_out(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            assert not self.over
+            self.log.append(decision)
+            match decision:
+                case Dispatch(groups, version):
+                    assert groups > 0
+                    assert version == self.published
+                    self.dispatches += [version] * groups
+                case Transfer():
+                    self.begin_transfer(decision)
+                case Feed(group):
+                    self.feed(group)
+                case CloseStep(step):
+                    self.close(step)
+                case Publish(version):
+                    assert version == self.step
+                    assert self.transfer is None
+                    self.publishing = True
+                    self.pending.append(Published(version))
+                case Finish():
+                    assert self.step == self.published == self.schedule.steps
+                    self.over = True
+
+    def begin_transfer(self, transfer: Transfer) -> None:
+        assert self.transfer is None, "two transfers at once"
+        assert not self.closing, "a transfer while a step closes"
+        assert not self.publishing, "a transfer during a publication"
+        assert self.roles[transfer.cell] is not transfer.to
+        prefix = self.roles.count(Role.TRAINING)
+        assert self.roles == [Role.TRAINING] * prefix + [Role.ROLLOUT] * (len(self.roles) - prefix), "not a prefix"
+        if transfer.to is Role.TRAINING:
+            assert transfer.cell == prefix
+            remaining = self.rollout_capacity() - self.schedule.capacity[transfer.cell]
+            assert self.waterlevel() <= remaining, "the cells that remain can't hold what is unfinished"
+        else:
+            assert transfer.cell == prefix - 1
+        self.transfer = transfer
+        outcome = TransferFailed if self.fails() else TransferDone
+        self.pending.append(outcome(transfer.cell, transfer.to))
+
+    def feed(self, group: int) -> None:
+        frontier = self.groups[group]
+        assert self.roles[0] is Role.TRAINING, "fed while the core does not train"
+        assert not self.closing
+        assert frontier.valid, "an incomplete or void group was fed"
+        assert group not in self.fed
+        assert all(group not in step for step in self.steps), "fed twice"
+        ready = [g for g in self.groups.values() if g.valid and g.group not in self.fed and not any(g.group in s for s in self.steps)]
+        assert (frontier.version, group) == min((g.version, g.group) for g in ready), "not the oldest complete group"
+        self.fed.append(group)
+        bound = self.schedule.staleness_bound
+        if bound is not None:
+            assert self.step - frontier.version <= bound, "too stale"
+
+    def close(self, step: int) -> None:
+        assert step == self.step + 1
+        assert self.transfer is None
+        assert 0 < len(self.fed) <= self.schedule.groups_per_step
+        if len(self.fed) < self.schedule.groups_per_step:  # a short step: nothing else could come
+            assert not self.dispatches
+            assert all(g.valid is not None for g in self.groups.values())
+            assert self.rollout_capacity() < self.schedule.group_size
+        self.closing = True
+        self.saving = json.loads(json.dumps(self.policy.snapshot()))
+        self.pending.append(StepDone(step))
+
+    # -- measures -------------------------------------------------------------------------------------------------------------
+
+    def waterlevel(self) -> int:
+        return sum(g.size - g.finished for g in self.groups.values()) + len(self.dispatches) * self.schedule.group_size
+
+    def rollout_capacity(self) -> int:
+        moving = self.transfer.cell if self.transfer is not None else None
+        cells = (c for k, c in enumerate(self.schedule.capacity) if self.roles[k] is Role.ROLLOUT and k != moving)
+        return self.schedule.standalone_capacity + sum(cells)
