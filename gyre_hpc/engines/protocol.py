@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -54,10 +54,14 @@ class EngineFault(Exception):
     """The engine broke, vanished or refused. What it had delivered stays valid; the caller continues elsewhere or fails."""
 
 
+class RequestRefused(EngineFault):
+    """No engine with this window and vocabulary would serve this request: trying elsewhere is useless."""
+
+
 class EngineClient(Protocol):
     """Generates on one engine. Closing the iterator (`aclose`) cancels the call at the engine within 0.1 s."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yields chunks as they come; raises EngineFault. `sampling.max_tokens` counts from this request's prompt end."""
         ...
 

@@ -1,0 +1,90 @@
+"""What the handles of all engine processes share: waiting for readiness, and blocking calls to the process's HTTP control side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gyre_hpc import processes
+from gyre_hpc.engines.protocol import EngineFault
+
+log = logging.getLogger(__name__)
+
+# engines are on our own nodes: a proxy from the environment must not see them
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Child:
+    """An engine's process and its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
+        self._process = process
+        self._log_file = log_file
+        self.pid = process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        """Raises EngineFault with the end of its log if the process has ended."""
+        status = self._process.poll()
+        if status is not None:
+            raise EngineFault(f"engine process {self.pid} ended with status {status}: {last_line(self._log_file)}")
+
+    def stop(self, grace: float) -> None:
+        processes.stop(self._process, grace)
+
+
+def last_line(path: Path) -> str:
+    """The last line with text in a log, for error messages."""
+    with contextlib.suppress(OSError):
+        lines = [line for line in path.read_text(errors="replace")[-4000:].splitlines() if line.strip()]
+        if lines:
+            return f"{lines[-1].strip()} ({path})"
+    return f"see {path}"
+
+
+def read_line(fd: int, child: Child, deadline: float) -> str:
+    """The first line that the child writes to a pipe; closes it. Raises EngineFault when it ends first or the deadline passes."""
+    end = time.monotonic() + deadline
+    with open(fd, "rb", buffering=0) as pipe:
+        data = b""
+        while not data.endswith(b"\n"):
+            left = end - time.monotonic()
+            if left <= 0:
+                raise EngineFault(f"engine process {child.pid} not ready within {deadline:.0f} s")
+            if select.select([pipe], [], [], min(left, 1.0))[0]:
+                got = os.read(pipe.fileno(), 4096)
+                if not got:
+                    time.sleep(0.05)  # the pipe closes a moment before the exit status is there
+                    child.check()
+                    raise EngineFault(f"engine process {child.pid} closed its readiness pipe")
+                data += got
+    return data.decode().strip()
+
+
+def call(
+    url: str, deadline: float, body: Mapping[str, Any] | None = None, method: str = "POST", headers: Mapping[str, str] | None = None
+) -> Any:
+    """One blocking JSON call; an empty answer is None. Raises EngineFault: refused, gone, or later than `deadline` seconds."""
+    data = json.dumps(body).encode() if body is not None else b"" if method == "POST" else None
+    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json", **(headers or {})})
+    name = url.rsplit("/", 1)[-1]
+    try:
+        with _opener.open(request, timeout=max(deadline, 0.01)) as response:
+            text = response.read()
+    except urllib.error.HTTPError as error:
+        raise EngineFault(f"engine answered {error.code} to {name}: {error.read()[:300].decode(errors='replace')}") from error
+    except OSError as error:  # URLError and time-outs are OSErrors
+        raise EngineFault(f"engine did not answer {name}: {error}") from error
+    return json.loads(text) if text.strip() else None

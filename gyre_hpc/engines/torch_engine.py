@@ -1,0 +1,172 @@
+"""The torch engine seen from outside: its process handle (for the cell's leader) and its client (for the gateway).
+
+Exactness: greedy and sampled calls alike continue on another torch engine with the tokens that they would have had (up to rounding, see
+`sampling`), for every draw depends on (seed, index) alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from gyre_hpc import processes
+from gyre_hpc.engines import control
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
+from gyre_hpc.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_DEFAULTS = {"flush": 8, "prefill": 4096, "prefix_mb": 256, "rows": 0, "device": ""}
+_SILENCE = 30.0
+"""Seconds without even a blank line after which an engine counts as gone (it sends one every 5 s)."""
+_GRACE = 2.0
+
+
+class TorchEngine:
+    """An `EngineServer`. Options: flush (tokens a chunk), prefill (tokens a pass), prefix_mb, rows (calls at once), device."""
+
+    def __init__(self, spec: EngineSpec, deadline: float) -> None:
+        """Starts the process and waits until it serves. Raises EngineFault, ConfigError."""
+        began = time.monotonic()
+        read, write = os.pipe()
+        try:
+            process = processes.spawn(_command(spec, write), spec.log, _environment(spec), pass_fds=(write,))
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        self._child = control.Child(process, spec.log)
+        self.pid = self._child.pid
+        try:
+            url = control.read_line(read, self._child, deadline)
+        except EngineFault:
+            self.stop()
+            raise
+        self.address = EngineAddress("torch", url, spec.capacity, spec.window)
+        log.info("torch engine %d ready in %.1f s", self.pid, time.monotonic() - began)
+
+    def alive(self) -> bool:
+        return self._child.alive()
+
+    def health(self, deadline: float) -> dict[str, Any]:
+        """What the process says of itself: version, paused, released, active, waiting, tokens, prefix_hits."""
+        self._child.check()
+        health: dict[str, Any] = control.call(f"{self.address.url}/health", deadline, method="GET")
+        return health
+
+    def pause(self, deadline: float) -> None:
+        self._post("pause", deadline)
+
+    def resume(self, deadline: float) -> None:
+        self._post("resume", deadline)
+
+    def update_weights(self, model: Path, version: int, deadline: float) -> None:
+        self._load("update_weights", model, version, deadline)
+
+    def release(self, deadline: float) -> None:
+        self._post("release", deadline)
+
+    def restore(self, model: Path, version: int, deadline: float) -> None:
+        self._load("restore", model, version, deadline)
+
+    def stop(self) -> None:
+        self._child.stop(_GRACE)
+
+    def _post(self, name: str, deadline: float, **body: object) -> None:
+        self._child.check()
+        control.call(f"{self.address.url}/{name}", deadline, body)
+
+    def _load(self, name: str, model: Path, version: int, deadline: float) -> None:
+        self._post(name, deadline, model=str(model.resolve()), version=version)
+        have = self.health(deadline)
+        if have["version"] != version or have["released"]:
+            raise EngineFault(f"engine {self.pid} has version {have['version']} after loading version {version}")
+
+
+class TorchClient:
+    """An `EngineClient` with pooled connections; one per engine and event loop."""
+
+    def __init__(self, address: EngineAddress) -> None:
+        self._url = f"{address.url}/generate"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_SILENCE)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0), timeout=timeout)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
+        try:
+            async with self._session.post(self._url, data=request_body(request)) as response:
+                if response.status != 200:
+                    reason = (await response.text())[:300]
+                    raise (RequestRefused if response.status == 400 else EngineFault)(f"engine answered {response.status}: {reason}")
+                try:
+                    async for line in response.content:
+                        if not line.strip():
+                            continue
+                        item = orjson.loads(line)
+                        if "error" in item:
+                            raise EngineFault(f"engine: {item['error']}")
+                        yield TokenChunk(item["t"], item["l"], item["v"], item["f"])
+                        if item["f"] is not None:
+                            await response.read()  # to the end, so that the connection can be used again
+                            return
+                finally:
+                    if not response.content.at_eof():
+                        response.close()
+        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+            raise EngineFault(f"connection to the engine: {type(error).__name__} {error}") from error
+        raise EngineFault("the engine's answer ended early")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def request_body(request: GenerateRequest) -> bytes:
+    """The body of the server's `POST /generate`."""
+    s = request.sampling
+    return orjson.dumps(
+        {
+            "request_id": request.request_id,
+            "prompt": request.prompt,
+            "position": request.position,
+            "sampling": {
+                "max_tokens": s.max_tokens,
+                "temperature": s.temperature,
+                "top_p": s.top_p,
+                "top_k": s.top_k,
+                "seed": s.seed,
+                "stop": s.stop,
+            },
+        }
+    )
+
+
+def _command(spec: EngineSpec, ready: int) -> list[str]:
+    unknown = sorted(set(spec.options) - set(_DEFAULTS))
+    if unknown:
+        raise ConfigError(f"rollout.options.{unknown[0]} is unknown to the torch engine", f"valid: {', '.join(_DEFAULTS)}")
+    options = {**_DEFAULTS, **spec.options}
+    options["rows"] = options["rows"] or spec.capacity
+    options["device"] = options["device"] or "auto"
+    fixed = {
+        "model": spec.model.resolve(),
+        "host": spec.host,
+        "ready-fd": ready,
+        "dtype": spec.dtype,
+        "version": spec.version,
+        "window": spec.window,
+        "threads": spec.threads,
+    }
+    pairs = {**fixed, **{name.replace("_", "-"): value for name, value in options.items()}}
+    return processes.python("gyre_hpc.engines.torch_server", *(f"--{name}={value}" for name, value in pairs.items()))
+
+
+def _environment(spec: EngineSpec) -> dict[str, str]:
+    return processes.child_environment({"OMP_NUM_THREADS": str(spec.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})

@@ -1,0 +1,258 @@
+"""The torch engine's process: HTTP in the main thread, the model loop in another, one process per cell.
+
+Protocol (all below `/<secret>`): `POST /generate` {request_id, prompt, position, sampling} answers NDJSON lines {t, l, v, f} (tokens,
+log-probs, versions, finish), a blank line now and then while there is nothing to say, or {error}; closing the connection cancels.
+`POST /pause | /resume | /release`, `POST /update_weights | /restore` {model, version}, `GET /health`. 400: never possible; 503: not now.
+Invariants: the batch belongs to the model thread alone (commands run between steps); chunks reach the HTTP thread once per step, all
+together, since waking it per token costs more than a token; a failure in the model loop ends the process, loudly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import queue
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+import torch
+from aiohttp import web
+
+from gyre_hpc.engines.protocol import GenerateRequest, Sampling, TokenChunk
+from gyre_hpc.engines.torch_batch import Batch, Limits
+from gyre_hpc.engines.torch_model import SlotModel, UnsupportedModel
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_HEARTBEAT = 5.0
+_BROKEN = 70
+
+Stream = asyncio.Queue[TokenChunk | str | None]
+"""What one HTTP response still has to write: a chunk, the text of a fault, or None for a sign of life."""
+
+
+class ModelLoop(threading.Thread):
+    """Steps the batch while there is work; runs commands between steps."""
+
+    def __init__(self, batch: Batch, deliver: Callable[[list[tuple[str, TokenChunk]]], None]) -> None:
+        super().__init__(name="model", daemon=True)
+        self.batch = batch
+        self._deliver = deliver
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def submit(self, command: Callable[[], T]) -> Future[T]:
+        """Run `command` in the model thread before its next step."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(command())
+            except Exception as error:  # the asker gets it
+                future.set_exception(error)
+
+        self._commands.put(run)
+        return future
+
+    def run(self) -> None:
+        try:
+            while True:
+                working = self.batch.busy and self.batch.model is not None
+                try:
+                    while True:
+                        self._commands.get(block=not working)()
+                        working = working or (self.batch.busy and self.batch.model is not None)
+                except queue.Empty:
+                    pass
+                if ready := self.batch.step():
+                    self._deliver(ready)
+        except BaseException:
+            log.exception("the model loop broke; the engine ends")
+            logging.shutdown()
+            os._exit(_BROKEN)
+
+
+class Server:
+    """The HTTP side."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, Stream] = {}
+        self._paused = False
+        name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(name)
+        limits = Limits(options.rows, options.window, options.flush, options.prefill, options.prefix_mb << 20)
+        self._model = ModelLoop(Batch(self._load(options.model), options.version, limits), self._deliver)
+        self._model.start()
+        self._heart = asyncio.create_task(self._heartbeat())
+
+    def _load(self, path: Path) -> SlotModel:
+        began = time.monotonic()
+        model = SlotModel(path, self._options.dtype, self._options.window, self._device)
+        log.info("loaded %s in %.3f s", path, time.monotonic() - began)
+        return model
+
+    def application(self, secret: str) -> web.Application:
+        app = web.Application(client_max_size=1 << 28)
+        routes: dict[str, Callable[[web.Request], Any]] = {
+            "generate": self.generate,
+            "pause": self.pause,
+            "resume": self.resume,
+            "release": self.release,
+            "update_weights": self.update_weights,
+            "restore": self.update_weights,
+        }
+        app.add_routes([web.post(f"/{secret}/{name}", handler) for name, handler in routes.items()])
+        app.add_routes([web.get(f"/{secret}/health", self.health)])
+        return app
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await http.read())
+        sampling = body["sampling"]
+        sampling["stop"] = tuple(sampling["stop"])
+        # ids must be unique here whatever the callers do: a cancelled call may come back while its first life is being ended
+        inner = f"{body['request_id']}/{secrets.token_hex(4)}"
+        request = GenerateRequest(inner, body["prompt"], Sampling(**sampling), body["position"])
+        if reason := self._model.batch.refusal(request):
+            return web.json_response({"error": reason}, status=400)
+        if self._paused or self._model.batch.model is None:
+            return web.json_response({"error": "paused"}, status=503)
+        stream: Stream = asyncio.Queue()
+        self._streams[inner] = stream
+        self._model.submit(lambda: self._model.batch.add(request))
+        finished = False
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        try:
+            await response.prepare(http)
+            while not finished:
+                item = await stream.get()
+                finished = isinstance(item, str) or (item is not None and item.finish is not None)
+                await response.write(_line(item))
+            await response.write_eof()
+        except ConnectionResetError:
+            log.debug("%s: the caller left", inner)
+        finally:
+            del self._streams[inner]
+            if not finished:
+                self._model.submit(lambda: self._model.batch.cancel(inner))
+        return response
+
+    def _deliver(self, ready: list[tuple[str, TokenChunk]]) -> None:
+        """From the model thread."""
+        self._loop.call_soon_threadsafe(self._hand_out, ready)
+
+    def _hand_out(self, ready: list[tuple[str, TokenChunk]]) -> None:
+        for request_id, chunk in ready:
+            if stream := self._streams.get(request_id):
+                stream.put_nowait(chunk)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT)
+            for stream in self._streams.values():
+                if stream.empty():
+                    stream.put_nowait(None)
+
+    async def _command(self, command: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._model.submit(command))
+
+    async def _fault_all(self, reason: str) -> None:
+        for request_id in await self._command(self._model.batch.drop_all):
+            if stream := self._streams.get(request_id):
+                stream.put_nowait(reason)
+
+    async def pause(self, http: web.Request) -> web.Response:
+        self._paused = True
+        await self._fault_all("paused")
+        return await self.health(http)
+
+    async def resume(self, http: web.Request) -> web.Response:
+        self._paused = False
+        return await self.health(http)
+
+    async def release(self, http: web.Request) -> web.Response:
+        await self._fault_all("released")
+        await self._command(lambda: self._model.batch.replace(None, self._model.batch.version))
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return await self.health(http)
+
+    async def update_weights(self, http: web.Request) -> web.Response:
+        body = await http.json()
+        try:
+            model = await self._command(lambda: self._load(Path(body["model"])))
+        except (OSError, ValueError, RuntimeError, UnsupportedModel) as error:
+            log.exception("could not load %s", body["model"])
+            return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
+        await self._command(lambda: self._model.batch.replace(model, body["version"]))
+        return await self.health(http)
+
+    async def health(self, http: web.Request) -> web.Response:
+        batch = self._model.batch
+        state = {"version": batch.version, "paused": self._paused, "released": batch.model is None, "pid": os.getpid()}
+        return web.json_response({**state, **batch.counts})
+
+
+def _line(item: TokenChunk | str | None) -> bytes:
+    if item is None:
+        return b"\n"
+    if isinstance(item, str):
+        return orjson.dumps({"error": item}) + b"\n"
+    return orjson.dumps({"t": item.tokens, "l": item.logprobs, "v": item.versions, "f": item.finish}) + b"\n"
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The torch engine of one cell.")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--ready-fd", type=int, required=True, help="gets one line with our URL when we listen")
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--device", required=True)
+    for name in ("version", "window", "threads", "rows", "flush", "prefill", "prefix-mb"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    return parser.parse_args(arguments)
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    secret = secrets.token_urlsafe(16)
+    runner = web.AppRunner(Server(options).application(secret), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+    await runner.setup()
+    site = web.TCPSite(runner, options.host, 0, backlog=1024)
+    await site.start()
+    port = runner.addresses[0][1]
+    with os.fdopen(options.ready_fd, "w") as ready:
+        ready.write(f"http://{options.host}:{port}/{secret}\n")
+    log.info("listening on %s:%d", options.host, port)
+    await stopped.wait()
+    await runner.cleanup()
+
+
+def main() -> None:
+    options = _options(sys.argv[1:])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    torch.set_num_threads(options.threads)
+    sys.setswitchinterval(0.0005)  # two threads that each work in bursts of a fraction of a millisecond
+    # Slurm signals every process of a step; only our owner ends us
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    asyncio.run(_serve(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,361 @@
+"""Which engine serves a call, and how a call outlives engines.
+
+Invariants:
+- a call's tokens are kept here as they arrive, whoever reads them and however slowly; whatever ends a stream (a route that closes, an
+  engine that dies), the call continues with prompt + tokens so far, so no token is lost, none comes twice, and max_tokens is exact;
+- an engine never has calls of more executions than its capacity in flight; who finds no room waits in the order of arrival;
+- concurrent calls of one execution go to one engine and count once. An execution stays with its engine (its prefix cache) while that
+  is open and has room. A new one goes to the emptiest engine relative to capacity; one that was moved goes to the last open cell with
+  room, for later cells stay in rollout longest (qwengyre.md 2.4);
+- a route is closed until it is opened; `close` answers when nothing of ours runs there any more.
+One event loop calls everything; time comes from it. A cell's route carries no clock but the cool-down after a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from bisect import insort
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+
+from gyre_hpc.engines.factory import connect
+from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, RequestRefused, TokenChunk
+
+log = logging.getLogger(__name__)
+
+_COOL_DOWN = 0.2
+"""Seconds without new calls after an engine's first fault in a row; doubles up to `_COOL_DOWN_MAX`."""
+_COOL_DOWN_MAX = 5.0
+_HELD_LOG = 30.0
+"""Seconds between the log lines of a held call. A hold has no deadline of its own: the execution's budgets and the run's end it."""
+
+
+@dataclass(eq=False)
+class _Route:
+    cell: int
+    address: EngineAddress
+    client: EngineClient
+    open: bool = False
+    calls: set[_Call] = field(default_factory=set)
+    executions: Counter[int] = field(default_factory=Counter)
+    """Calls in flight here per execution; its size is what capacity limits."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    tokens: int = 0
+    faults: int = 0
+    """In a row, without a token in between."""
+    not_before: float = 0.0
+
+
+@dataclass(eq=False)
+class _Call:
+    request: GenerateRequest
+    execution: int
+    number: int
+    """Order of arrival."""
+    output: asyncio.Queue[TokenChunk | BaseException] = field(default_factory=asyncio.Queue)
+    tokens: list[int] = field(default_factory=list)
+    route: _Route | None = None
+    attempt: asyncio.Task[None] | None = None
+    granted: asyncio.Future[_Route] | None = None
+    moving: bool = False
+    """It has lost a route and continues elsewhere."""
+    faults: int = 0
+
+
+class Router:
+    """Routes of all cells, and the calls on them."""
+
+    def __init__(self, faults: int = 8, connector: Callable[[EngineAddress], EngineClient] = connect) -> None:
+        """`faults`: engine faults that one call survives in a row, without a token in between."""
+        self._faults = faults
+        self._connector = connector
+        self._routes: dict[int, _Route] = {}
+        self._home: dict[int, int] = {}
+        self._waiting: list[_Call] = []
+        self._arrived = 0
+        self._background: set[asyncio.Task[None]] = set()
+        self._wake: asyncio.TimerHandle | None = None
+        self._tokens = 0
+
+    # routes
+
+    def set_route(self, cell: int, address: EngineAddress | None) -> None:
+        """Say where a cell's engine is, closed at first; None: nowhere any more. Calls on the old one move on. Same address: no change."""
+        old = self._routes.get(cell)
+        if old is not None and address == old.address:
+            return
+        if old is not None:
+            del self._routes[cell]
+            self._shut(old)
+            self._spawn(self._close_client(old))
+        if address is not None:
+            self._routes[cell] = _Route(cell, address, self._connector(address))
+        self._dispatch()
+
+    def open(self, cell: int) -> None:
+        """Let new and held calls go to this cell. Raises KeyError for a cell without a route."""
+        route = self._routes[cell]
+        route.open, route.faults, route.not_before = True, 0, 0.0
+        self._dispatch()
+
+    async def close(self, cell: int, deadline: float) -> dict[str, float]:
+        """Admit nothing more, cancel what is in flight there and continue it elsewhere, or hold it until a route opens.
+
+        Answers {moved, held, seconds}; a cell without a route has nothing to move. Raises TimeoutError after `deadline` seconds (the
+        route stays closed).
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        route = self._routes.get(cell)
+        if route is None:
+            return {"moved": 0, "held": 0, "seconds": 0.0}
+        calls = list(route.calls)
+        self._shut(route)
+        try:
+            await asyncio.wait_for(self._empty(route), deadline)
+        except TimeoutError:
+            raise TimeoutError(f"closing the route of cell {cell}: {len(route.calls)} calls still there after {deadline:.1f} s") from None
+        held = sum(call in self._waiting for call in calls)
+        moved = sum(call.route is not None for call in calls)
+        seconds = loop.time() - began
+        log.info("route of cell %d closed in %.3f s: %d calls moved, %d held", cell, seconds, moved, held)
+        return {"moved": moved, "held": held, "seconds": seconds}
+
+    def forget(self, execution: int) -> None:
+        """An execution has ended: it no longer counts where it lived."""
+        self._home.pop(execution, None)
+
+    def counts(self) -> dict[str, object]:
+        """{in_flight, held, tokens, cells: {cell: {open, in_flight, executions, homes, capacity, tokens}}}; homes: executions living there."""
+        homes = Counter(self._home.values())
+        cells = {
+            cell: {
+                "open": r.open,
+                "in_flight": len(r.calls),
+                "executions": len(r.executions),
+                "homes": homes[cell],
+                "capacity": r.address.capacity,
+                "tokens": r.tokens,
+            }
+            for cell, r in sorted(self._routes.items())
+        }
+        return {
+            "in_flight": sum(len(r.calls) for r in self._routes.values()),
+            "held": len(self._waiting),
+            "tokens": self._tokens,
+            "cells": cells,
+        }
+
+    async def aclose(self) -> None:
+        """Give up every route; calls still there fail."""
+        for call in [*self._waiting, *(call for route in self._routes.values() for call in route.calls)]:
+            call.output.put_nowait(EngineFault("the gateway stops"))
+        for cell in list(self._routes):
+            self.set_route(cell, None)
+        if self._wake is not None:
+            self._wake.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # calls
+
+    async def generate(self, request: GenerateRequest, execution: int) -> AsyncGenerator[TokenChunk, None]:
+        """The tokens of one call, from whatever engines it takes; the last chunk has `finish`. Closing the iterator cancels the call.
+
+        Raises RequestRefused at once, EngineFault after more than `faults` faults in a row.
+        """
+        if request.sampling.max_tokens < 1:
+            raise RequestRefused(f"max_tokens = {request.sampling.max_tokens}")
+        call = _Call(request, execution, self._arrived)
+        self._arrived += 1
+        pump = asyncio.create_task(self._carry(call))
+        try:
+            while True:
+                item = await call.output.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if item.finish is not None:
+                    return
+        finally:
+            pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await pump
+
+    async def _carry(self, call: _Call) -> None:
+        """Run attempts until the call is finished or given up; the outcome always reaches the reader."""
+        try:
+            while True:
+                route = await self._place(call)
+                if not route.open:  # it closed between the grant and now
+                    self._left(call, route)
+                    call.moving = True
+                    continue
+                call.attempt = asyncio.create_task(self._attempt(call, route))
+                try:
+                    await asyncio.wait([call.attempt])
+                finally:
+                    if not call.attempt.done():
+                        call.attempt.cancel()
+                        await asyncio.wait([call.attempt])
+                    self._left(call, route)
+                if call.attempt.cancelled():
+                    call.moving = True
+                    continue
+                fault = call.attempt.exception()
+                if fault is None:
+                    return
+                if not isinstance(fault, EngineFault) or isinstance(fault, RequestRefused):
+                    raise fault
+                if route.open and self._routes.get(route.cell) is route:
+                    self._blame(route, call, fault)
+                call.moving = True
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            call.output.put_nowait(error)
+
+    async def _attempt(self, call: _Call, route: _Route) -> None:
+        """Stream from one engine until the call is finished. Cancelled when the route closes. Raises EngineFault."""
+        base, done = call.request, len(call.tokens)
+        rest = replace(base.sampling, max_tokens=base.sampling.max_tokens - done)
+        stream = route.client.generate(replace(base, prompt=[*base.prompt, *call.tokens], sampling=rest, position=base.position + done))
+        try:
+            async for chunk in stream:
+                if chunk.tokens:
+                    route.faults = call.faults = 0
+                    route.tokens += len(chunk.tokens)
+                    self._tokens += len(chunk.tokens)
+                if self._accept(call, chunk):
+                    return
+            raise EngineFault("the engine's stream ended without a finish")
+        finally:
+            await stream.aclose()
+
+    @staticmethod
+    def _accept(call: _Call, chunk: TokenChunk) -> bool:
+        """Keep a chunk and pass it on; True when the call is finished, whether or not the engine was still able to say so."""
+        limit, stop = call.request.sampling.max_tokens, call.request.sampling.stop
+        if len(call.tokens) + len(chunk.tokens) > limit:
+            raise EngineFault(f"the engine sent more than the {limit} tokens it was asked for")
+        call.tokens.extend(chunk.tokens)
+        finish = chunk.finish
+        if finish is None and chunk.tokens:
+            finish = "stop" if chunk.tokens[-1] in stop else "length" if len(call.tokens) == limit else None
+        call.output.put_nowait(chunk if finish == chunk.finish else replace(chunk, finish=finish))
+        return finish is not None
+
+    def _blame(self, route: _Route, call: _Call, fault: EngineFault) -> None:
+        """Count a fault of an open route; raises it when the call has had enough."""
+        route.faults += 1
+        call.faults += 1
+        pause = min(_COOL_DOWN * 2.0 ** (route.faults - 1), _COOL_DOWN_MAX)
+        route.not_before = asyncio.get_running_loop().time() + pause
+        log.warning("cell %d, call %s, fault %d of %d: %s", route.cell, call.request.request_id, call.faults, self._faults, fault)
+        if call.faults > self._faults:
+            raise fault
+
+    # placement
+
+    async def _place(self, call: _Call) -> _Route:
+        """Wait for room on an open engine; the call counts there when this returns."""
+        call.granted = asyncio.get_running_loop().create_future()
+        insort(self._waiting, call, key=lambda c: c.number)
+        self._dispatch()
+        waited = 0.0
+        try:
+            while not (await asyncio.wait([call.granted], timeout=_HELD_LOG))[0]:
+                waited += _HELD_LOG
+                log.warning("call %s held for %.0f s: no open engine has room", call.request.request_id, waited)
+            return call.granted.result()
+        except asyncio.CancelledError:
+            if call in self._waiting:
+                self._waiting.remove(call)
+            if call.route is not None:
+                self._left(call, call.route)
+            raise
+
+    def _dispatch(self) -> None:
+        """Place waiting calls in order. Only a call of an execution that is already on an engine may pass one that finds no room."""
+        left: list[_Call] = []
+        for call in self._waiting:
+            route = self._choose(call, room=not left)
+            if route is None:
+                left.append(call)
+                continue
+            call.route = route
+            route.calls.add(call)
+            route.executions[call.execution] += 1
+            route.idle.clear()
+            self._home[call.execution] = route.cell
+            if call.granted is not None and not call.granted.done():
+                call.granted.set_result(route)
+        self._waiting = left
+        self._wake_after_cool_down()
+
+    def _choose(self, call: _Call, room: bool) -> _Route | None:
+        now = asyncio.get_running_loop().time()
+        usable = {cell: r for cell, r in self._routes.items() if r.open and r.not_before <= now}
+        for route in usable.values():
+            if call.execution in route.executions:
+                return route
+        if not room:
+            return None
+        usable = {cell: r for cell, r in usable.items() if len(r.executions) < r.address.capacity}
+        if not usable:
+            return None
+        home = self._home.get(call.execution)
+        if home in usable:
+            return usable[home]
+        if call.moving:
+            return usable[max(usable)]
+        homes = Counter(self._home.values())
+        return min(usable.values(), key=lambda r: (max(homes[r.cell], len(r.executions)) / r.address.capacity, -r.cell))
+
+    def _wake_after_cool_down(self) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        loop = asyncio.get_running_loop()
+        later = [r.not_before for r in self._routes.values() if r.open and r.not_before > loop.time()]
+        if later and self._waiting:
+            self._wake = loop.call_at(min(later) + 0.001, self._dispatch)
+
+    def _left(self, call: _Call, route: _Route) -> None:
+        """A call no longer runs on a route: its place is free."""
+        if call.route is not route:
+            return
+        call.route = None
+        route.calls.discard(call)
+        route.executions[call.execution] -= 1
+        if not route.executions[call.execution]:
+            del route.executions[call.execution]
+        if not route.calls:
+            route.idle.set()
+        self._dispatch()
+
+    def _shut(self, route: _Route) -> None:
+        route.open = False
+        for execution, cell in list(self._home.items()):
+            if cell == route.cell:
+                del self._home[execution]
+        for call in route.calls:
+            if call.attempt is not None:
+                call.attempt.cancel()
+
+    @staticmethod
+    async def _empty(route: _Route) -> None:
+        while route.calls:
+            route.idle.clear()
+            await route.idle.wait()
+
+    async def _close_client(self, route: _Route) -> None:
+        await self._empty(route)
+        await route.client.close()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
