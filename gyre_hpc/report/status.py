@@ -1,0 +1,69 @@
+"""`gyre status`: how far a run is, from its files alone (events.jsonl, live.json); never asks Slurm or a process.
+
+Invariant: works while the run writes, and on a run that died: what is stale is said to be stale.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gyre_hpc.controller.live import read_live
+from gyre_hpc.events import read_events
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.report.summary import summarise
+
+STALE = 10.0
+"""Seconds after which live.json no longer tells about now."""
+
+
+def collect(paths: RunPaths) -> dict[str, Any]:
+    """A JSON-able picture of the run."""
+    from gyre_hpc.config import load
+
+    summary = summarise(read_events(paths.events))
+    live = read_live(paths.live)
+    fresh = live is not None and time.time() - float(live["t"]) < STALE and not summary.ended
+    last = summary.steps[-1] if summary.steps else {}
+    return {
+        "run": str(paths.root),
+        "state": summary.ended or ("running" if fresh else "starting" if not summary.steps and not live else "no sign of life"),
+        "attempt": len(summary.attempts),
+        "step": summary.step,
+        "steps": load(paths.config).run.steps,
+        "score_first": summary.steps[0]["score_mean"] if summary.steps else None,
+        "score_last": last.get("score_mean"),
+        "loss": last.get("loss"),
+        "staleness_mean": last.get("staleness_mean"),
+        "checkpoint": summary.checkpoint,
+        "transfers": len(summary.transfers),
+        "transfers_while_live": summary.live_transfers,
+        "endings": dict(summary.endings),
+        "lost": sum(summary.lost.values()),
+        "tokens": summary.tokens,
+        "seconds": round(summary.seconds, 1),
+        "failure": summary.failures[-1]["what"] if summary.failures else None,
+        "remedy": summary.failures[-1].get("remedy") if summary.failures else None,
+        "live": live if fresh else None,
+    }
+
+
+def render(found: dict[str, Any]) -> str:
+    """A few lines for a terminal or `tail`."""
+    lines = [f"{found['run']}: {found['state']}, step {found['step']} of {found['steps']}, attempt {found['attempt']}, {found['seconds']:.0f} s"]
+    if found["score_last"] is not None:
+        lines.append(
+            f"score {found['score_first']:.3f} -> {found['score_last']:.3f}, loss {found['loss']:.4f}, staleness {found['staleness_mean']:.2f}, "
+            f"last checkpoint: step {found['checkpoint']}"
+        )
+    endings = ", ".join(f"{count} {reason}" for reason, count in found["endings"].items()) or "none yet"
+    lines.append(f"executions: {endings}; lost and tried again: {found['lost']}; {found['tokens']} tokens")
+    lines.append(f"transfers: {found['transfers']}, {found['transfers_while_live']} of them while executions were live")
+    live = found["live"]
+    if live:
+        roles = " ".join(f"{cell}:{role}" for cell, role in enumerate(live["roles"]))
+        counts = live["executions"]
+        lines.append(f"cells {roles}; {counts['live']} live, {counts['queued']} queued; {live['tokens_per_second']:.0f} tokens/s")
+    if found["failure"] and found["state"] not in ("running", "done"):
+        lines.append(f"last failure: {found['failure']}; {found['remedy']}")
+    return "\n".join(lines)

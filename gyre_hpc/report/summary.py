@@ -1,0 +1,166 @@
+"""What the event log says about a run, as plain frozen data; pure, fed with events in `seq` order.
+
+Invariants: a step counts once (after a crash a step may be logged by the next attempt; the last word stands); roles begin as rollout in
+every attempt; a role that an attempt did not end is cut at that attempt's last event. Times are seconds since the run's first event
+and decoration: the order is that of `seq`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One cell in one state ("rollout", "training" or "transfer") from `start` to `end`, seconds."""
+
+    cell: int
+    state: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One role transfer; `live` executions that ran meanwhile."""
+
+    cell: int
+    to: str
+    at: float
+    seconds: float
+    live: int
+    moved: int
+    phases: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything that the status and the report show of the events."""
+
+    steps: tuple[Event, ...] = ()
+    spans: tuple[Span, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    endings: Mapping[str, int] = field(default_factory=dict)
+    scores: tuple[tuple[float, float], ...] = ()
+    """(time, score) of every valid execution."""
+    lost: Mapping[str, int] = field(default_factory=dict)
+    failures: tuple[Event, ...] = ()
+    attempts: tuple[float, ...] = ()
+    """Start of each attempt."""
+    cells: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    calls: int = 0
+    ended: str = ""
+    checkpoint: int = 0
+
+    @property
+    def step(self) -> int:
+        return int(self.steps[-1]["step"]) if self.steps else 0
+
+    @property
+    def live_transfers(self) -> int:
+        """Transfers that happened while executions were live."""
+        return sum(1 for transfer in self.transfers if transfer.live > 0)
+
+
+def summarise(events: Iterable[Event]) -> Summary:
+    """Read a whole log, or what there is of it."""
+    reading = _Reading()
+    for event in events:
+        reading.take(event)
+    return reading.result()
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self.zero: float | None = None
+        self.now = 0.0
+        self.steps: dict[int, Event] = {}
+        self.spans: list[Span] = []
+        self.open: dict[int, tuple[str, float]] = {}
+        self.transfers: list[Transfer] = []
+        self.endings: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.scores: list[tuple[float, float]] = []
+        self.failures: list[Event] = []
+        self.attempts: list[float] = []
+        self.cells = self.tokens = self.calls = self.checkpoint = 0
+        self.ended = ""
+
+    def take(self, event: Event) -> None:
+        t = float(event["t"])
+        self.zero = t if self.zero is None else self.zero
+        at = max(self.now, t - self.zero)
+        match event["kind"]:
+            case "run.start":
+                self._cut()
+                self.now = at
+                self.ended = ""
+                self.attempts.append(at)
+                cells = event.get("cells", 0)
+                self.cells = max(self.cells, len(cells) if isinstance(cells, list) else int(cells or 0))
+                self.open = {cell: ("rollout", at) for cell in range(self.cells)}
+            case "transfer":
+                self._transfer(event, at)
+            case "step.end":
+                self.steps[int(event["step"])] = event
+            case "execution.end":
+                self.endings[str(event["reason"])] += 1
+                self.tokens += int(event.get("tokens", 0))
+                self.calls += int(event.get("calls", 0))
+                if event.get("valid", True):
+                    self.scores.append((at, float(event["score"])))
+            case "execution.lost":
+                self.lost[str(event.get("reason", "lost"))] += 1
+            case "checkpoint":
+                self.checkpoint = int(event["step"])
+            case "failure":
+                self.failures.append(event)
+            case "run.end":
+                self.ended = str(event.get("status", "ended"))
+        self.now = at
+
+    def _transfer(self, event: Event, at: float) -> None:
+        cell, seconds = int(event["cell"]), float(event["seconds"])
+        began = max(0.0, at - seconds)
+        state, since = self.open.get(cell, (str(event["from"]), began))
+        self.spans.append(Span(cell, state, since, max(since, began)))
+        self.spans.append(Span(cell, "transfer", max(since, began), at))
+        self.open[cell] = (str(event["to"]), at)
+        self.cells = max(self.cells, cell + 1)
+        self.transfers.append(
+            Transfer(
+                cell, str(event["to"]), began, seconds, int(event.get("live", 0)), int(event.get("moved", 0)), dict(event.get("phases", {}))
+            )
+        )
+
+    def _cut(self) -> None:
+        for cell, (state, since) in sorted(self.open.items()):
+            if self.now > since:
+                self.spans.append(Span(cell, state, since, self.now))
+        self.open = {}
+
+    def result(self) -> Summary:
+        self._cut()
+        return Summary(
+            steps=tuple(self.steps[step] for step in sorted(self.steps)),
+            spans=tuple(self.spans),
+            transfers=tuple(self.transfers),
+            endings=dict(self.endings.most_common()),
+            scores=tuple(self.scores),
+            lost=dict(self.lost),
+            failures=tuple(self.failures),
+            attempts=tuple(self.attempts),
+            cells=self.cells,
+            seconds=self.now,
+            tokens=self.tokens,
+            calls=self.calls,
+            ended=self.ended,
+            checkpoint=self.checkpoint,
+        )
