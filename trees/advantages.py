@@ -1,7 +1,7 @@
 """Group-relative advantages: how much better an execution did than its siblings.
 
-Invariants: the baseline is over executions, never over paths or calls; an invalid execution leaves the baseline as well as training; a group
-without spread teaches nothing (zeros). The standard deviation is the population's (our choice; the source is silent).
+Invariants: the baseline is over executions, never over paths or calls; an invalid execution leaves the baseline as well as training; a
+group without spread teaches nothing (zeros). The standard deviation is the population's (our choice; the source is silent).
 """
 
 from __future__ import annotations

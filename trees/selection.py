@@ -5,8 +5,8 @@ probability proportional to its count of unmasked target tokens; select its root
 again, until no target is left or `jmax` paths are selected.
 
 Invariants: every selected target was sampled by the policy in a delivered call and is a target of exactly one path; the weights of
-an execution's targets sum to one; the choice depends on (seed, execution) and the tree only, in every process. An incomplete execution is not trained
-on: a call that was not captured would come back looking as if the environment had written it.
+an execution's targets sum to one; the choice depends on (seed, execution) and the tree only, in every process. An incomplete
+execution is not trained on: a call that was not captured would come back looking as if the environment had written it.
 A path ends with its last target: context behind it can't reach the loss, so it isn't computed (our choice; the source is silent).
 """
 

@@ -1,0 +1,154 @@
+"""Records to bytes and back: the payload of a journal's frames.
+
+A payload is a sequence of (length u32, body); a body is a tag byte, the record's fixed fields (little-endian) and its arrays and
+strings. The first frame of a journal is a `Header` (JSON). Invariant: `decode(encode(records)) == records`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trees.errors import StoreError
+from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Record, Role
+
+SCHEMA = 1
+"""Version of the journal and of the segments. A reader refuses a higher one."""
+
+_LENGTH = struct.Struct("<I")
+_GROUP = struct.Struct("<Bqqqq")
+_EXECUTION = struct.Struct("<Bqqqq")
+_NODE = struct.Struct("<BqqqqBBIB")
+_INTENT = struct.Struct("<BqqqB16s")
+_CALL_END = struct.Struct("<BqqqBH")
+_EXECUTION_END = struct.Struct("<BqdBqqdH")
+_TAG_GROUP, _TAG_EXECUTION, _TAG_NODE, _TAG_INTENT, _TAG_CALL_END, _TAG_EXECUTION_END = range(1, 7)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a journal builds upon: sealed segments 1..`segments`, and the first ids that are free."""
+
+    generation: int
+    segments: int = 0
+    next_node: int = 0
+    next_call: int = 0
+    next_execution: int = 0
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        return json.dumps({"schema": SCHEMA, **self.__dict__, "provenance": dict(self.provenance)}).encode()
+
+    @staticmethod
+    def decode(payload: bytes) -> Header:
+        """StoreError for a schema that is not ours."""
+        try:
+            fields = dict(json.loads(payload))
+            schema = fields.pop("schema")
+            if schema != SCHEMA:
+                raise StoreError(
+                    f"the journal has schema {schema}, this program reads {SCHEMA}", "use the version of gyre-hpc that wrote it"
+                )
+            return Header(**fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(f"the journal's header can't be read ({error})", "restore the journal from a copy") from error
+
+
+def encode(record: Record) -> bytes:
+    """One record with its length, to be joined with others into a payload."""
+    body = _body(record)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(payload: bytes) -> Iterator[Record]:
+    """The records of a payload. StoreError for an unknown tag (the frame's checksum has passed: another version wrote it)."""
+    at = 0
+    while at < len(payload):
+        (length,) = _LENGTH.unpack_from(payload, at)
+        at += _LENGTH.size
+        yield _record(payload[at : at + length])
+        at += length
+
+
+def payloads(records: Iterable[Record], limit: int) -> Iterator[bytes]:
+    """Payloads of about `limit` bytes that hold these records."""
+    parts: list[bytes] = []
+    size = 0
+    for record in records:
+        part = encode(record)
+        parts.append(part)
+        size += len(part)
+        if size >= limit:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+def _body(record: Record) -> bytes:
+    match record:
+        case Node():
+            return _node_body(record)
+        case Intent():
+            return _INTENT.pack(_TAG_INTENT, record.call, record.execution, record.prompt, record.role, record.digest)
+        case CallEnd():
+            finish = record.finish.encode()
+            fixed = _CALL_END.pack(_TAG_CALL_END, record.call, record.execution, record.sampled, record.fate, len(finish))
+            return fixed + finish + record.difference.encode()
+        case Group():
+            return _GROUP.pack(_TAG_GROUP, record.group, record.size, record.version, record.burst) + record.task.encode()
+        case Execution():
+            return _EXECUTION.pack(_TAG_EXECUTION, record.execution, record.group, record.index, record.attempt)
+        case ExecutionEnd():
+            r, reason = record, record.reason.encode()
+            fixed = _EXECUTION_END.pack(_TAG_EXECUTION_END, r.execution, r.score, r.valid, r.calls, r.tokens, r.seconds, len(reason))
+            return fixed + reason + r.detail.encode()
+
+
+def _node_body(node: Node) -> bytes:
+    sampled = node.logprobs is not None
+    fixed = _NODE.pack(_TAG_NODE, node.node, node.parent, node.execution, node.call, node.kind, node.role, len(node.tokens), sampled)
+    parts = [fixed, np.ascontiguousarray(node.tokens, "<i4").tobytes()]
+    if node.logprobs is not None and node.versions is not None:
+        parts += [np.ascontiguousarray(node.logprobs, "<f4").tobytes(), np.ascontiguousarray(node.versions, "<i4").tobytes()]
+    return b"".join(parts)
+
+
+def _record(body: bytes) -> Record:
+    match body[0]:
+        case 1:
+            _, group, size, version, burst = _GROUP.unpack_from(body)
+            return Group(group, body[_GROUP.size :].decode(), size, version, burst)
+        case 2:
+            return Execution(*_EXECUTION.unpack(body)[1:])
+        case 3:
+            return _node(body)
+        case 4:
+            _, call, execution, prompt, role, digest = _INTENT.unpack(body)
+            return Intent(call, execution, prompt, Role(role), digest)
+        case 5:
+            _, call, execution, sampled, fate, n = _CALL_END.unpack_from(body)
+            text = body[_CALL_END.size :]
+            return CallEnd(call, execution, sampled, Fate(fate), text[:n].decode(), text[n:].decode())
+        case 6:
+            _, execution, score, valid, calls, tokens, seconds, n = _EXECUTION_END.unpack_from(body)
+            text = body[_EXECUTION_END.size :]
+            return ExecutionEnd(execution, text[:n].decode(), score, bool(valid), calls, tokens, seconds, text[n:].decode())
+        case tag:
+            raise StoreError(f"the journal holds a record of unknown kind {tag}", "use the version of gyre-hpc that wrote it")
+
+
+def _node(body: bytes) -> Node:
+    _, node, parent, execution, call, kind, role, n, sampled = _NODE.unpack_from(body)
+    # Copies: a view would keep the whole group commit in memory.
+    tokens = np.frombuffer(body, "<i4", n, _NODE.size).copy()
+    if not sampled:
+        return Node(node, parent, execution, call, NodeKind(kind), Role(role), tokens)
+    logprobs = np.frombuffer(body, "<f4", n, _NODE.size + 4 * n).copy()
+    versions = np.frombuffer(body, "<i4", n, _NODE.size + 8 * n).copy()
+    return Node(node, parent, execution, call, NodeKind(kind), Role(role), tokens, logprobs, versions)

@@ -1,0 +1,12 @@
+"""What can be wrong with a store. One line each: what; remedy."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """The store can't be used as asked."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self.what = what
+        self.remedy = remedy
+        super().__init__(f"{what}; {remedy}")

@@ -1,0 +1,186 @@
+"""The append path: one file of checksummed frames, each one a group commit.
+
+Frame: magic "GYJ1", payload length u32, sequence number u64, CRC-32 u32 (of length, sequence and payload), payload; little-endian.
+Ordering key: the sequence number, dense from 0. Frame 0 is the header that the owner gave at creation.
+
+Invariants: a frame is written only after the one before it is on the disk, so only the last frame can be torn; recovery cuts a
+torn tail, and refuses a bad frame that a good one follows (that is damage to acknowledged data, not a torn tail). A failed append
+(ENOSPC, EDQUOT, EIO) leaves the file as it was before; if even that fails the journal refuses to go on until it is reopened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trees.errors import StoreError
+from trees.files import write_all, write_durably
+
+_HEAD = struct.Struct("<4sIQI")
+_MAGIC = b"GYJ1"
+_SCAN = 1 << 20
+JOURNAL = re.compile(r"journal-(\d{6,})\.log")
+FRAME_LIMIT = 64 << 20
+"""Bytes of payload from which on a snapshot begins a new frame (a single larger record still has one frame of its own)."""
+
+
+def journal_name(generation: int) -> str:
+    """The file name of a journal."""
+    return f"journal-{generation:06d}.log"
+
+
+def newest_journal(directory: Path) -> int | None:
+    """The generation of the journal that counts; None if there is none."""
+    found = [int(match[1]) for path in directory.iterdir() if (match := JOURNAL.fullmatch(path.name))]
+    return max(found, default=None)
+
+
+def frame(seq: int, payload: bytes) -> bytes:
+    """One frame, ready to be written."""
+    if len(payload) >= 1 << 32:
+        raise ValueError(f"a commit of {len(payload)} bytes: at most 4 GiB - 1")
+    crc = zlib.crc32(payload, zlib.crc32(struct.pack("<IQ", len(payload), seq)))
+    return _HEAD.pack(_MAGIC, len(payload), seq, crc) + payload
+
+
+class Scan:
+    """Reads whole frames from `offset` on, as far as there are any; can be called again when the file has grown."""
+
+    def __init__(self, fd: int, offset: int = 0, seq: int = 0) -> None:
+        self.fd = fd
+        self.offset = offset
+        self.seq = seq
+        self.bad = False
+        """The bytes at `offset` are not the beginning of a frame (a torn tail, damage, or a frame that was taken back)."""
+
+    def frames(self) -> Iterator[bytes]:
+        """Payloads of the next whole frames."""
+        self.bad = False
+        while True:
+            head = os.pread(self.fd, _HEAD.size, self.offset)
+            if len(head) < _HEAD.size:
+                self.bad = not _HEAD.pack(_MAGIC, 0, 0, 0).startswith(head[:4])
+                return
+            magic, length, seq, crc = _HEAD.unpack(head)
+            if magic != _MAGIC or seq != self.seq:
+                self.bad = True
+                return
+            payload = _read(self.fd, length, self.offset + _HEAD.size)
+            if len(payload) < length:
+                return
+            if zlib.crc32(payload, zlib.crc32(head[4:16])) != crc:
+                self.bad = True
+                return
+            self.offset += _HEAD.size + length
+            self.seq += 1
+            yield payload
+
+
+def _read(fd: int, length: int, offset: int) -> bytes:
+    """`length` bytes, or fewer at the end of the file. Never allocates for a length that the file does not hold."""
+    length = min(length, max(0, os.fstat(fd).st_size - offset))
+    parts = []
+    while length and (part := os.pread(fd, length, offset)):
+        parts.append(part)
+        length, offset = length - len(part), offset + len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def damage_after(fd: int, offset: int, seq: int) -> int | None:
+    """Where a good frame with a sequence number above `seq` begins, behind the bad bytes at `offset`; None if the tail is just torn."""
+    size = os.fstat(fd).st_size
+    at = offset + 1
+    while at < size:
+        block = os.pread(fd, _SCAN + len(_MAGIC), at)
+        found = block.find(_MAGIC)
+        while found >= 0:
+            head = os.pread(fd, _HEAD.size, at + found)
+            if len(head) == _HEAD.size:
+                _, length, later, crc = _HEAD.unpack(head)
+                whole = seq < later and at + found + _HEAD.size + length <= size
+                if whole and zlib.crc32(_read(fd, length, at + found + _HEAD.size), zlib.crc32(head[4:16])) == crc:
+                    return at + found
+            found = block.find(_MAGIC, found + 1)
+        at += _SCAN
+    return None
+
+
+class JournalWriter:
+    """Appends frames to one file; one thread at a time."""
+
+    def __init__(self, path: Path, fd: int, end: int, seq: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._end = end
+        self._seq = seq
+        self._broken = False
+
+    @staticmethod
+    def create(path: Path, payloads: Iterable[bytes]) -> JournalWriter:
+        """A new journal that holds these payloads, complete and durable under its name at once. OSError leaves no trace."""
+        count = 0
+
+        def frames() -> Iterator[bytes]:
+            nonlocal count
+            for payload in payloads:
+                yield frame(count, payload)
+                count += 1
+
+        size = write_durably(path, frames())
+        return JournalWriter(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size, count)
+
+    @staticmethod
+    def recover(path: Path) -> tuple[JournalWriter, Iterator[bytes]]:
+        """Open an existing journal: the writer, and the payloads of its whole frames. Exhaust the iterator before appending:
+        its end cuts the torn tail. The iterator raises StoreError if acknowledged data are damaged."""
+        journal = JournalWriter(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), 0, 0)
+        return journal, journal._replay()
+
+    def _replay(self) -> Iterator[bytes]:
+        scan = Scan(self._fd)
+        yield from scan.frames()
+        later = damage_after(self._fd, scan.offset, scan.seq)
+        if later is not None:
+            raise StoreError(
+                f"{self.path} is damaged at byte {scan.offset}: a good frame follows at byte {later}",
+                "restore this file from a copy; nothing was changed",
+            )
+        if os.fstat(self._fd).st_size > scan.offset:
+            os.ftruncate(self._fd, scan.offset)
+            os.fsync(self._fd)
+        self._end, self._seq = scan.offset, scan.seq
+
+    def append(self, payload: bytes) -> None:
+        """One frame, on the disk when this returns. OSError: the file is as before and the same call may be made again."""
+        if self._broken:
+            raise StoreError(f"{self.path} could not be restored after a failed write", "close the store and open it again")
+        data = frame(self._seq, payload)
+        try:
+            write_all(self._fd, data, self._end)
+            os.fdatasync(self._fd)
+        except BaseException:
+            self._take_back()
+            raise
+        self._end += len(data)
+        self._seq += 1
+
+    def _take_back(self) -> None:
+        try:
+            os.ftruncate(self._fd, self._end)
+            os.fsync(self._fd)
+        except OSError:
+            self._broken = True
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk."""
+        return self._end
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
