@@ -1,0 +1,198 @@
+"""The HTTP side of the gateway: harness routes (Anthropic Messages) and whatever else is mounted beside them.
+
+Invariants:
+- a harness is never refused because an engine is busy, moving or away: headers go out at once and pings follow until tokens come;
+- an answer that breaks is broken visibly (an `error` event and a reset connection), never a clean early end;
+- the execution is told by its secret: `/x/<secret>/...`, or `x-api-key` / `Authorization: Bearer` on the bare paths;
+- a client that goes away cancels its call (when nobody else follows it), not the handlers of the control API, which are shielded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+import orjson
+from aiohttp import web
+
+from gyre_hpc.gateway import anthropic
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream
+from gyre_hpc.gateway.recorder import Recorder
+
+log = logging.getLogger(__name__)
+MAX_BODY = 256 << 20
+PING_SECONDS = 5.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Executions(Protocol):
+    """Who may call: the ledger."""
+
+    def execution_of(self, secret: str) -> int | None:
+        """The live execution with this secret."""
+        ...
+
+
+class HarnessApi:
+    """Handlers for harnesses. `model`: the name that answers carry when the harness names none; `ping`: seconds between pings."""
+
+    def __init__(self, recorder: Recorder, executions: Executions, model: str, ping: float = PING_SECONDS) -> None:
+        self._recorder = recorder
+        self._executions = executions
+        self._model = model
+        self._ping = ping
+
+    def routes(self) -> list[web.RouteDef]:
+        """All harness routes, with and without the secret in the path."""
+        routes: list[web.RouteDef] = []
+        for prefix in ("/x/{secret}", ""):
+            routes += [
+                web.post(f"{prefix}/v1/messages", self.messages),
+                web.post(f"{prefix}/v1/messages/count_tokens", self.count_tokens),
+                web.get(f"{prefix}/v1/models", self.models),
+                web.get(f"{prefix}/v1/models/{{model}}", self.model),
+            ]
+        return [*routes, web.head("/{path:.*}", self.probe)]
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """One model call."""
+        execution = self._execution(request)
+        raw = await request.read()
+        body = anthropic.parse_body(raw)
+        call = anthropic.call_request(raw, body, request.headers.get(anthropic.AGENT_HEADER, ""))
+        stream = self._recorder.open(execution, call)
+        stream.follow()
+        try:
+            model = str(body.get("model") or self._model)
+            if body.get("stream"):
+                return await self._streamed(request, stream, model)
+            return await self._plain(request, stream, model)
+        finally:
+            stream.leave()
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        """The length of a prompt, counted with the policy's own tokenizer."""
+        execution = self._execution(request)
+        conversation = anthropic.conversation_of(anthropic.parse_body(await request.read()))
+        return _json({"input_tokens": self._recorder.count(execution, conversation)})
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """The one model that there is."""
+        self._execution(request)
+        return _json({"data": [anthropic.model_entry(self._model)], "has_more": False, "first_id": self._model, "last_id": self._model})
+
+    async def model(self, request: web.Request) -> web.StreamResponse:
+        """Any name is the policy: harnesses name other models for their background calls."""
+        self._execution(request)
+        return _json(anthropic.model_entry(request.match_info["model"]))
+
+    async def probe(self, request: web.Request) -> web.StreamResponse:
+        """HEAD of anything: yes, we are here."""
+        return web.Response()
+
+    async def _streamed(self, request: web.Request, stream: CallStream, model: str) -> web.StreamResponse:
+        events = await stream.after(0, self._ping)  # refusals come before the headers
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        encoder = anthropic.SseEncoder(model)
+        seen = 0
+        try:
+            while True:
+                await response.write(encoder.encode(events) if events else anthropic.PING)
+                seen += len(events)
+                if stream.done and stream.error is None and seen == len(stream.events):
+                    break
+                events = await stream.after(seen, self._ping)
+        except (CallFailed, BadRequest) as error:
+            await response.write(anthropic.error_event(str(error)))
+            _reset(request)
+            return response
+        await response.write_eof()
+        return response
+
+    async def _plain(self, request: web.Request, stream: CallStream, model: str) -> web.StreamResponse:
+        """One JSON body. When it takes long, white space, which JSON allows in front, keeps the connection alive."""
+        deadline = asyncio.get_running_loop().time() + self._ping
+        response: web.StreamResponse | None = None
+        seen = 0
+        try:
+            while not stream.done or stream.error is not None:
+                left = deadline - asyncio.get_running_loop().time()
+                seen += len(await stream.after(seen, max(0.0, left)))
+                if asyncio.get_running_loop().time() >= deadline and not stream.done:
+                    response = await _keep_alive(request, response)
+                    deadline += self._ping
+        except (CallFailed, BadRequest):
+            if response is None:
+                raise
+            _reset(request)
+            return response
+        body = anthropic.message_body(stream.events, model)
+        if response is None:
+            return web.Response(body=body, content_type="application/json")
+        await response.write(body)
+        await response.write_eof()
+        return response
+
+    def _execution(self, request: web.Request) -> int:
+        secret = request.match_info.get("secret") or request.headers.get("x-api-key") or ""
+        if not secret:
+            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+            secret = token.strip() if scheme.lower() == "bearer" else ""
+        execution = self._executions.execution_of(secret) if secret else None
+        if execution is None:
+            raise web.HTTPUnauthorized(text="no live execution has this key")
+        return execution
+
+
+def build_app(harness: HarnessApi, more: Iterable[web.AbstractRouteDef] = ()) -> web.Application:
+    """The application: harness routes, and `more` (the control API), under the same error handling."""
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors, _shield_control])
+    app.add_routes([*more, *harness.routes()])
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every failure becomes an error body of the dialect."""
+    try:
+        return await handler(request)
+    except BadRequest as error:
+        status, text = 400, str(error)
+    except CallFailed as error:
+        status, text = 500, str(error)
+    except web.HTTPException as error:
+        status, text = error.status, error.text or error.reason
+    except (ConnectionResetError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        log.exception("%s %s", request.method, request.path)
+        status, text = 500, f"{type(error).__name__}: {error}"
+    return web.Response(status=status, body=anthropic.error_body(status, text), content_type="application/json")
+
+
+@web.middleware
+async def _shield_control(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if not request.path.startswith("/control/"):
+        return await handler(request)
+    return await asyncio.shield(asyncio.ensure_future(handler(request)))
+
+
+async def _keep_alive(request: web.Request, response: web.StreamResponse | None) -> web.StreamResponse:
+    if response is None:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+    await response.write(b" ")
+    return response
+
+
+def _reset(request: web.Request) -> None:
+    """Break the connection so that no client takes what it has for a whole answer."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json")

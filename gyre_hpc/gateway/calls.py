@@ -1,0 +1,104 @@
+"""One call as its followers see it: a growing list of events that any number of HTTP responses read at their own pace.
+
+Invariants: events are only appended; the last one is `Ended`, pushed after the call's record is durable, or the stream has an `error`;
+a follower that is late (a retry that was coalesced, or a replay) reads the same list from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gyre_hpc.gateway.toolcalls import Piece
+
+
+@dataclass(frozen=True)
+class Started:
+    """The call was accepted, its intent is durable. `call`: its id; `prompt_tokens`: the length of its prompt."""
+
+    call: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The call is over and durable. `stop_reason`: end_turn | tool_use | max_tokens; `tokens`: how many were sampled."""
+
+    stop_reason: str
+    tokens: int
+
+
+Event = Started | Piece | Ended
+
+
+class BadRequest(Exception):
+    """The harness asked for something that can't be done; the text is for the harness (HTTP 400)."""
+
+
+class CallFailed(Exception):
+    """The call broke on our side; what had been delivered is not a whole answer."""
+
+
+class CallStream:
+    """The events of one call. `abandon` is called when the last follower leaves before the end."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.error: Exception | None = None
+        self.abandoned = False
+        self.on_abandon: Callable[[], object] = lambda: None
+        self._followers = 0
+        self._settled = False
+        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def done(self) -> bool:
+        """Nothing more will come."""
+        return self.error is not None or (bool(self.events) and isinstance(self.events[-1], Ended))
+
+    def push(self, *events: Event) -> None:
+        """Append events and wake the followers."""
+        if events and self.error is None:
+            self.events.extend(events)
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream without an `Ended`."""
+        if not self.done:
+            self.error = error
+            self._wake()
+
+    async def after(self, index: int, timeout: float | None) -> Sequence[Event]:
+        """Events from `index` on, as soon as there is one; empty after `timeout` seconds. Raises the stream's error once all are read."""
+        if len(self.events) <= index and not self.done:
+            await asyncio.wait([self._changed], timeout=timeout)
+        if len(self.events) > index:
+            return self.events[index:]
+        if self.error is not None:
+            raise self.error
+        return []
+
+    def follow(self) -> None:
+        """One more response reads this call."""
+        self._followers += 1
+
+    def leave(self) -> None:
+        """A response is gone (finished or disconnected)."""
+        self._followers -= 1
+        if self._followers == 0 and not self.done:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Nobody wants the rest; without effect once the call is `settled`."""
+        if not self.abandoned and not self._settled:
+            self.abandoned = True
+            self.on_abandon()
+
+    def settle(self) -> None:
+        """All tokens are there (or will never be): what is left is to record them."""
+        self._settled = True
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
+        changed.set_result(None)

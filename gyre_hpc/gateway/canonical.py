@@ -1,0 +1,201 @@
+"""One canonical form of a conversation, so that a history is matched by meaning and never re-tokenised for a change of spelling.
+
+A harness sends the whole history with every call and rarely the same bytes (design: harnesses.md, "What comes back"). Two requests mean
+the same when their canonical forms are equal. The rules, each with its test in tests/gateway/test_canonical.py:
+1. `content` as a string is one text block; `cache_control`, `citations`, signatures and unknown keys are dropped.
+2. Blank text blocks are dropped; a message without blocks is no message.
+3. Tool arguments are JSON values: key order, spelling of numbers (1000.0 is 1000; beyond 2**53 a double) and white space mean nothing.
+4. Tool ids are kept: they tell apart calls that are otherwise equal. `is_error` defaults to false.
+5. Inside an assistant turn text stands before tool calls (a harness moves it there); the order among each is kept.
+6. Thinking is not compared: a harness may strip it. What the policy sampled is restored from the record, thoughts included.
+7. Attribution lines (`x-anthropic-billing-header: ...`), which change from call to call, are no part of the system prompt.
+Identity: `Message.key` is blake3 of the canonical bytes, 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import orjson
+from blake3 import blake3
+
+Block = dict[str, Any]
+"""A normalised block: {"type": "text", "text"} | {"type": "thinking", "thinking"} | {"type": "tool_use", "id", "name", "input"} |
+{"type": "tool_result", "tool_use_id", "content": [str, ...], "is_error"}."""
+
+KEY_BYTES = 16
+_EXACT = 2**53
+_ATTRIBUTION = "x-anthropic-billing-header:"
+_THINKING = ("thinking", "redacted_thinking")
+_SKIPPED = ("server_tool_use", "web_search_tool_result", "tool_reference")
+
+
+class UnsupportedContent(ValueError):
+    """A block that a text model can't read. The text is meant for the harness."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One normalised turn. `role`: system | user | assistant."""
+
+    role: str
+    blocks: tuple[Block, ...]
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """The canonical bytes: sorted-key JSON."""
+        return orjson.dumps([self.role, _compared(self.role, self.blocks)], option=orjson.OPT_SORT_KEYS)
+
+    @cached_property
+    def key(self) -> bytes:
+        return blake3(self.canonical).digest(KEY_BYTES)
+
+    @property
+    def blank(self) -> bool:
+        """Nothing of it is compared: a harness may leave such a turn out, or not."""
+        return not _compared(self.role, self.blocks)
+
+    @property
+    def text(self) -> str:
+        """The text blocks, joined by line breaks."""
+        return "\n".join(block["text"] for block in self.blocks if block["type"] == "text")
+
+    @property
+    def tool_ids(self) -> tuple[str, ...]:
+        """Ids of the tool calls in this turn."""
+        return tuple(block["id"] for block in self.blocks if block["type"] == "tool_use")
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands above the messages: the system prompt and the tools, each {"name", "description", "input_schema"}."""
+
+    system: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @cached_property
+    def canonical(self) -> bytes:
+        return orjson.dumps([self.system, [canonical_value(tool) for tool in self.tools]], option=orjson.OPT_SORT_KEYS)
+
+    @cached_property
+    def key(self) -> bytes:
+        return blake3(self.canonical).digest(KEY_BYTES)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The canonical form of one request's prompt."""
+
+    head: Head
+    messages: tuple[Message, ...] = field(default=())
+
+    @cached_property
+    def keys(self) -> tuple[bytes, ...]:
+        """`Message.key` of every message, in order."""
+        return tuple(message.key for message in self.messages)
+
+
+def canonical_value(value: Any) -> Any:
+    """A JSON value in which equal meaning is equal value (rule 3), as a JavaScript program would read and write it back."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int | float):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return {str(key): canonical_value(item) for key, item in value.items()}
+    return [canonical_value(item) for item in value]
+
+
+def normalise_system(system: Any) -> str:
+    """`system` as a string or a list of text blocks -> one string. Raises UnsupportedContent."""
+    parts = [system] if isinstance(system, str) else [_text_of(block, "system") for block in system or ()]
+    return "\n\n".join(part for part in parts if part.strip() and not part.startswith(_ATTRIBUTION))
+
+
+def normalise_tools(tools: Iterable[Mapping[str, Any]] | None) -> tuple[dict[str, Any], ...]:
+    """Tool definitions with what a template reads, in the given order (a model sees the order)."""
+    return tuple(
+        {
+            "name": str(tool.get("name", "")),
+            "description": str(tool.get("description") or ""),
+            "input_schema": tool.get("input_schema") or {"type": "object"},
+        }
+        for tool in tools or ()
+    )
+
+
+def normalise_message(role: str, content: Any) -> Message:
+    """One message of a request, `content` being a string, a list of blocks or None. Raises UnsupportedContent."""
+    raw = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+    if not isinstance(raw, Sequence):
+        raise UnsupportedContent(f"content of a {role} message must be a string or a list of blocks")
+    blocks = [block for item in raw if (block := _block(item, role)) is not None]
+    return Message(role, tuple(blocks))
+
+
+def normalise_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """The messages of a request; those without any block are left out (rule 2). Raises UnsupportedContent."""
+    turns = (normalise_message(str(message.get("role", "user")), message.get("content")) for message in messages)
+    return tuple(turn for turn in turns if not turn.blank)
+
+
+def _compared(role: str, blocks: Sequence[Block]) -> list[Block]:
+    kept = [block for block in blocks if block["type"] != "thinking"]
+    if role == "assistant":
+        kept.sort(key=lambda block: block["type"] == "tool_use")
+    return [{**block, "input": canonical_value(block["input"])} if block["type"] == "tool_use" else block for block in kept]
+
+
+def _block(item: Any, role: str) -> Block | None:
+    if isinstance(item, str):
+        item = {"type": "text", "text": item}
+    if not isinstance(item, Mapping):
+        raise UnsupportedContent(f"a block of a {role} message must be an object")
+    kind = item.get("type", "text")
+    if kind == "text":
+        text = str(item.get("text") or "")
+        return {"type": "text", "text": text} if text.strip() and not text.startswith(_ATTRIBUTION) else None
+    if kind in _THINKING:
+        return {"type": "thinking", "thinking": str(item.get("thinking") or "")}
+    if kind == "tool_use":
+        return {"type": "tool_use", "id": str(item.get("id", "")), "name": str(item.get("name", "")), "input": item.get("input") or {}}
+    if kind == "tool_result":
+        return _tool_result(item)
+    if kind in _SKIPPED:
+        return None
+    raise UnsupportedContent(f"{kind} blocks are not supported: this model reads text only")
+
+
+def _tool_result(item: Mapping[str, Any]) -> Block:
+    content = item.get("content")
+    parts = [content] if isinstance(content, str) else [_text_of(part, "tool_result") for part in content or ()]
+    return {
+        "type": "tool_result",
+        "tool_use_id": str(item.get("tool_use_id", "")),
+        "content": [part for part in parts if part.strip()],
+        "is_error": bool(item.get("is_error", False)),
+    }
+
+
+def _text_of(block: Any, where: str) -> str:
+    if isinstance(block, str):
+        return block
+    if isinstance(block, Mapping) and block.get("type", "text") == "text":
+        return str(block.get("text") or "")
+    if isinstance(block, Mapping) and block.get("type") in _SKIPPED:
+        return ""
+    kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
+    raise UnsupportedContent(f"{kind} blocks in {where} are not supported: this model reads text only")
+
+
+def _number(value: int | float) -> int | float:
+    try:
+        as_float = float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+    if as_float.is_integer() and abs(as_float) <= _EXACT:
+        return int(as_float)
+    return as_float

@@ -1,0 +1,378 @@
+"""Records every call token-exactly, before anybody can act on it.
+
+The life of a call: match its history to the deepest recorded turn -> render and tokenise only what is new -> context nodes -> intent,
+durable -> tokens from the router -> sampled node and end of the call, durable -> the rest is released to the harness. Invariants:
+- *durable before visible*: a tool call, and the end of every answer, reach the harness only after the fsync that covers them. Text before
+  the first tool call streams as it comes: nothing can be done with it before the end;
+- what is stored is what the engine sampled; the prompt of a call is the tokens on its path, never a re-tokenised echo;
+- an intent gets exactly one end, whatever happens (delivered, broken, cancelled), except when the process or the disk dies;
+- retries are byte-identical: while the first is in flight they share it, afterwards they get the recorded answer again;
+- boundaries are indexed as the canonical form of the answer *as it was delivered*.
+Ordering key: the call id. Commits are grouped: calls that finish while an fsync runs share the next one. One event loop runs all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Ended, Event, Started
+from gyre_hpc.gateway.canonical import Conversation, Message, normalise_message
+from gyre_hpc.gateway.roles import History, Verdict
+from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.toolcalls import Piece, ToolCallParser, ToolPiece, blocks_of
+from trees.matching import MessageIndex
+from trees.records import CallEnd, Fate, Intent, Node, NodeKind, Role
+from trees.store import StoreError, StoreWriter
+
+log = logging.getLogger(__name__)
+Tokens = NDArray[np.int32]
+
+
+class Engine(Protocol):
+    """What the recorder needs of the router."""
+
+    def generate(self, request: GenerateRequest, execution: int) -> AsyncGenerator[TokenChunk, None]: ...
+
+
+@dataclass(frozen=True)
+class RecorderSettings:
+    """How calls are sampled (the run's configuration rules, never the harness) and how many an execution may make."""
+
+    seed: int
+    window: int
+    """Tokens of context, prompt and output together."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_calls: int = 1000
+
+
+@dataclass(frozen=True)
+class CallRequest:
+    """One call, free of dialect. `agent`: the harness's id of a sub-agent, or ""; `digest`: 16 bytes over body and agent."""
+
+    conversation: Conversation
+    max_tokens: int
+    agent: str
+    digest: bytes
+
+
+@dataclass
+class _Live:
+    """What is held of one execution while it lives."""
+
+    execution: int
+    calls: int = 0
+    tokens: int = 0
+    ended: bool = False
+    history: History = field(default_factory=History)
+    streams: dict[bytes, CallStream] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    nodes: dict[int, tuple[int, Tokens]] = field(default_factory=dict)
+
+    def path(self, node: int) -> Tokens:
+        """The tokens from the root to the end of `node`."""
+        parts = []
+        while node >= 0:
+            node, tokens = self.nodes[node]
+            parts.append(tokens)
+        return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """Where a call starts: `node` ends the prompt of `tokens`; `parent` is the recorded turn it continues."""
+
+    parent: int
+    parts: list[Tokens]
+    tokens: Tokens
+    verdict: Verdict
+
+
+class Committer:
+    """Group commit: everything appended before `commit()` is durable when it returns; one fsync at a time, shared."""
+
+    def __init__(self, store: StoreWriter, on_fatal: Callable[[Exception], None]) -> None:
+        self._store = store
+        self._on_fatal = on_fatal
+        self._thread = ThreadPoolExecutor(1, "commit")
+        self._running: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        self.commits = 0
+
+    async def commit(self) -> None:
+        """Raises CallFailed when the store can't be written any more (and `on_fatal` has been told)."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._run(self._running))
+        await asyncio.shield(self._next)
+
+    async def _run(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        self._running, self._next = self._next, None
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._store.commit)
+            self.commits += 1
+        except (OSError, StoreError) as error:
+            self._on_fatal(error)
+            raise CallFailed(f"the record can't be written: {error}") from error
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+
+class Recorder:
+    """The calls of all live executions. `on_fatal` hears of a store that can't be written; afterwards every call fails."""
+
+    def __init__(
+        self,
+        store: StoreWriter,
+        renderer: TurnRenderer,
+        engine: Engine,
+        settings: RecorderSettings,
+        on_fatal: Callable[[Exception], None],
+    ) -> None:
+        self._store = store
+        self._renderer = renderer
+        self._engine = engine
+        self._settings = settings
+        self._tell = on_fatal
+        self._index = MessageIndex()
+        self._live: dict[int, _Live] = {}
+        self._fatal: Exception | None = None
+        self.committer = Committer(store, self._on_fatal)
+        self.sampled_tokens = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that are not over yet."""
+        return sum(len(live.tasks) for live in self._live.values())
+
+    def usage(self, execution: int) -> tuple[int, int]:
+        """(calls accepted, tokens sampled) of a live execution."""
+        live = self._live.get(execution)
+        return (live.calls, live.tokens) if live else (0, 0)
+
+    def open(self, execution: int, request: CallRequest) -> CallStream:
+        """The stream of a call: a new one, or that of a byte-identical call in flight or finished. The caller must `follow` and `leave`."""
+        if self._fatal is not None:
+            raise CallFailed(f"the record can't be written: {self._fatal}")
+        live = self._live.setdefault(execution, _Live(execution))
+        if live.ended:
+            raise CallFailed("the execution is over")
+        stream = live.streams.get(request.digest)
+        if stream is not None and stream.error is None and not stream.abandoned:
+            return stream
+        stream = live.streams[request.digest] = CallStream()
+        task = asyncio.create_task(self._run(live, request, stream), name=f"call of execution {execution}")
+        live.tasks.add(task)
+        task.add_done_callback(live.tasks.discard)
+        return stream
+
+    def count(self, execution: int, conversation: Conversation) -> int:
+        """Tokens of the prompt that this conversation would have now. Raises BadRequest."""
+        live = self._live.get(execution) or _Live(execution)
+        return len(self._prompt(live, conversation, "").tokens)
+
+    async def finish(self, execution: int) -> tuple[int, int]:
+        """The execution is over: what is in flight is cancelled and recorded. Returns its (calls, tokens); forgets it."""
+        live = self._live.get(execution)
+        if live is None:
+            return (0, 0)
+        live.ended = True
+        await self._stop(live, "the execution is over")
+        self._live.pop(execution, None)
+        self._index.forget(execution)
+        return live.calls, live.tokens
+
+    async def close(self) -> None:
+        """Cancel and record everything in flight (their harnesses see a broken connection), then commit."""
+        await asyncio.gather(*(self._stop(live, "the gateway is stopping") for live in self._live.values()))
+        if self._fatal is None:
+            await self.committer.commit()
+        self.committer.close()
+
+    async def _stop(self, live: _Live, why: str) -> None:
+        for stream in list(live.streams.values()):
+            if not stream.done:
+                stream.abandon()
+                stream.fail(CallFailed(why))
+        if live.tasks:
+            await asyncio.wait(set(live.tasks))
+
+    def _on_fatal(self, error: Exception) -> None:
+        if self._fatal is None:
+            self._fatal = error
+            for live in self._live.values():
+                for stream in live.streams.values():
+                    stream.fail(CallFailed(f"the record can't be written: {error}"))
+            self._tell(error)
+
+    # -- one call -----------------------------------------------------------------------------------------------------------------
+    async def _run(self, live: _Live, request: CallRequest, stream: CallStream) -> None:
+        try:
+            await self._call(live, request, stream)
+        except (BadRequest, CallFailed) as error:
+            stream.fail(error)
+        except (OSError, StoreError) as error:
+            self._on_fatal(error)
+            stream.fail(CallFailed(f"the record can't be written: {error}"))
+        except Exception as error:
+            log.exception("call of execution %d", live.execution)
+            stream.fail(CallFailed(f"{type(error).__name__}: {error}"))
+
+    async def _call(self, live: _Live, request: CallRequest, stream: CallStream) -> None:
+        if live.calls >= self._settings.max_calls:
+            raise BadRequest(f"this execution made {live.calls} calls, which is all it may make")
+        prompt = self._prompt(live, request.conversation, request.agent)
+        room = self._settings.window - len(prompt.tokens)
+        if room < 1:
+            raise BadRequest(f"prompt is too long: {len(prompt.tokens)} tokens > {self._settings.window - 1} maximum")
+        ordinal, live.calls = live.calls, live.calls + 1
+        live.history.note(request.conversation, prompt.parent, request.agent, prompt.verdict)
+        call, node = self._begin(live, request, prompt)
+        await self.committer.commit()
+        stream.push(Started(call, len(prompt.tokens)))
+        turn = _Turn(call, node, self._renderer, stream)
+        if not stream.abandoned:
+            sampling = self._sampling(live.execution, ordinal, min(max(1, request.max_tokens), room))
+            await self._generate(live, GenerateRequest(f"call-{call}", prompt.tokens.tolist(), sampling), turn)
+        await self._end(live, request, prompt, turn)
+
+    def _prompt(self, live: _Live, conversation: Conversation, agent: str) -> _Prompt:
+        messages = conversation.messages
+        if not messages or messages[-1].role == "assistant":
+            raise BadRequest("the conversation must end with a user message")
+        history = [message.canonical for message in messages[:-1]]
+        match = self._index.match(live.execution, conversation.head.canonical, history)
+        try:
+            if match.node < 0:
+                parts = self._renderer.split(self._renderer.root(conversation))
+            else:
+                closed = int(live.nodes[match.node][1][-1]) == self._renderer.turn_end
+                parts = [self._renderer.delta(messages[match.depth :], closed)]
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
+        arrays = [np.asarray(part, np.int32) for part in parts]
+        verdict = live.history.classify(conversation, match.depth, match.node, agent)
+        if verdict.difference == "drift":
+            log.warning("execution %d: a turn came back in an unknown form after %d messages", live.execution, match.depth)
+        return _Prompt(match.node, arrays, np.concatenate([live.path(match.node), *arrays]), verdict)
+
+    def _begin(self, live: _Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:
+        call = self._store.allocate_call()
+        node = prompt.parent
+        for part in prompt.parts:
+            parent, node = node, self._store.context_node(node, part, live.execution, call, prompt.verdict.role)
+            live.nodes[node] = (parent, part)
+        self._store.append(Intent(call, live.execution, node, prompt.verdict.role, request.digest))
+        return call, node
+
+    def _sampling(self, execution: int, ordinal: int, max_tokens: int) -> Sampling:
+        s = self._settings
+        digest = blake3(f"{s.seed}/{execution}/{ordinal}".encode()).digest(8)
+        return Sampling(max_tokens, s.temperature, s.top_p, s.top_k, int.from_bytes(digest, "little") >> 1, self._renderer.stop_ids)
+
+    async def _generate(self, live: _Live, request: GenerateRequest, turn: _Turn) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a call runs as a task")
+        turn.stream.on_abandon = task.cancel
+        try:
+            async with aclosing(self._engine.generate(request, live.execution)) as chunks:
+                async for chunk in chunks:
+                    turn.take(chunk)
+        except asyncio.CancelledError:
+            if not turn.stream.abandoned:
+                raise
+            task.uncancel()
+            turn.finish = "cancelled"
+        except EngineFault as error:
+            log.warning("call %d of execution %d broke after %d tokens: %s", turn.call, live.execution, len(turn.tokens), error)
+            turn.finish, turn.fault = "fault", error
+        except Exception as error:
+            log.exception("call %d of execution %d", turn.call, live.execution)
+            turn.finish, turn.fault = "fault", error
+        finally:
+            turn.stream.settle()
+
+    async def _end(self, live: _Live, request: CallRequest, prompt: _Prompt, turn: _Turn) -> None:
+        fate = {"fault": Fate.BROKEN, "cancelled": Fate.CANCELLED}.get(turn.finish, Fate.DELIVERED)
+        role, difference = prompt.verdict.role, prompt.verdict.difference
+        sampled = self._append_sampled(live, turn, role) if turn.tokens else -1
+        self._store.append(CallEnd(turn.call, live.execution, sampled, fate, turn.finish, difference))
+        await self.committer.commit()
+        live.tokens += len(turn.tokens)
+        self.sampled_tokens += len(turn.tokens)
+        if fate is not Fate.DELIVERED:
+            raise CallFailed(f"the engine failed: {turn.fault}" if turn.fault else "the call was cancelled")
+        rest, reply = turn.complete()
+        if sampled >= 0:
+            conversation = request.conversation
+            at = self._index.match(live.execution, conversation.head.canonical, [])
+            answered = [message.canonical for message in conversation.messages]
+            self._index.add(live.execution, at, [*answered, reply.canonical] if not reply.blank else answered, sampled)
+            live.history.delivered(reply, sampled, request.agent, prompt.verdict)
+        turn.stream.push(*rest)
+
+    def _append_sampled(self, live: _Live, turn: _Turn, role: Role) -> int:
+        node = self._store.allocate_node()
+        tokens = np.asarray(turn.tokens, np.int32)
+        logprobs, versions = np.asarray(turn.logprobs, np.float32), np.asarray(turn.versions, np.int32)
+        self._store.append(Node(node, turn.node, live.execution, turn.call, NodeKind.SAMPLED, role, tokens, logprobs, versions))
+        live.nodes[node] = (turn.node, tokens)
+        return node
+
+
+class _Turn:
+    """What the policy samples in one call, as tokens for the record and as pieces for the harness."""
+
+    def __init__(self, call: int, node: int, renderer: TurnRenderer, stream: CallStream) -> None:
+        self.call = call
+        self.node = node
+        self.stream = stream
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.finish = "cancelled"
+        self.fault: Exception | None = None
+        self._decoder = renderer.decoder()
+        self._parser = ToolCallParser(f"toolu_{call:08x}", renderer.opens_thought)
+        self._pieces: list[Piece] = []
+        self._held: list[Event] = []
+
+    def take(self, chunk: TokenChunk) -> None:
+        """More tokens: recorded later, shown now unless a tool call began."""
+        self.tokens += chunk.tokens
+        self.logprobs += chunk.logprobs
+        self.versions += chunk.versions
+        if chunk.finish is not None:
+            self.finish = chunk.finish
+        self.stream.push(*self._releasable(self._parser.feed(self._decoder.feed(chunk.tokens))))
+
+    def complete(self) -> tuple[list[Event], Message]:
+        """The events that are left, `Ended` last, and the answer as the harness has it then."""
+        pieces = [*self._parser.feed(self._decoder.finish()), *self._parser.finish()]
+        released = self._releasable(pieces)
+        called = any(isinstance(piece, ToolPiece) for piece in self._pieces)
+        reason = "max_tokens" if self.finish == "length" else "tool_use" if called else "end_turn"
+        return [*released, *self._held, Ended(reason, len(self.tokens))], normalise_message("assistant", list(blocks_of(self._pieces)))
+
+    def _releasable(self, pieces: list[Piece]) -> list[Piece]:
+        self._pieces += pieces
+        for at, piece in enumerate(pieces):
+            if self._held or isinstance(piece, ToolPiece):
+                self._held += pieces[at:]
+                return pieces[:at]
+        return pieces

@@ -1,0 +1,297 @@
+"""Prompts as token ids: the model's own chat template, rendered once per turn and never over what is already known.
+
+A conversation is root + (sampled turn + delta)*: the root is system, tools and the first messages; a delta is what a harness added after
+a turn that the policy sampled. Invariants:
+- sampled tokens are kept as drawn: a delta begins where they end (with the template's end of turn when the turn was cut short, as
+  context, so that the policy is never trained on a token it did not draw);
+- root + sampled + delta is, token by token, what the template makes of the whole conversation. That holds only for templates that are
+  *append-only*; it is checked when the renderer is built, on probes with system prompt, tools, tool results and plain turns, and a
+  template that is not is refused with its name (verl #6719 is what happens otherwise);
+- a thought that the policy sampled stays in the context, also where the template would drop it from earlier turns.
+A delta is found by rendering it behind a stand-in turn with a mark as its text, and taking what follows the mark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer
+
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.gateway.canonical import Conversation, Head, Message
+from gyre_hpc.gateway.toolcalls import THINK_OPEN
+
+_MARK = "gyre5f3a9c"
+_REMEDY = (
+    "use a model whose template is append-only (Qwen-like ChatML), or put such a template into chat_template.jinja beside the tokenizer"
+)
+_REPLACEMENT = "\ufffd"
+
+ChatMessage = dict[str, Any]
+
+
+class TurnRenderer:
+    """Renders for the tokenizer and template of one Hugging Face directory.
+
+    `stop_ids`: tokens that end a turn; `turn_end`: the one that the template writes; `opens_thought`: the prompt ends inside a thought.
+    Raises ConfigError when the directory has no usable template.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tokenizer = _load_tokenizer(directory)
+        settings = _read_json(directory / "tokenizer_config.json")
+        self._template = _load_template(directory, settings)
+        self._specials = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token") if settings.get(name)}
+        self._mid_system = True
+        self.stop_ids = self._find_stop_ids()
+        self.turn_end = self._find_turn_end()
+        self._mid_system = self._accepts_mid_system()
+        self._check_append_only()
+        self.opens_thought = self._render([{"role": "user", "content": "a"}], None).rstrip().endswith(THINK_OPEN)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return int(self.tokenizer.get_vocab_size())
+
+    def root(self, conversation: Conversation) -> list[int]:
+        """Token ids of a whole prompt of which nothing is known yet, up to where the policy writes. Raises ValueError (template)."""
+        return self._encode(self._render(self._with_head(conversation.head, conversation.messages), conversation.head))
+
+    def delta(self, messages: Sequence[Message], closed: bool) -> list[int]:
+        """Token ids of new messages behind a sampled turn, up to where the policy writes.
+
+        closed: the sampled tokens end with `turn_end`; otherwise the ids begin with it. Raises ValueError (template).
+        """
+        ids = self._encode(self._after_mark(self._chat(messages, first=False)))
+        return ids[1:] if closed else ids
+
+    def split(self, root: Sequence[int]) -> list[list[int]]:
+        """A root cut behind its first end of turn: the system prompt and the tools (shared by many executions), and the rest."""
+        try:
+            cut = list(root).index(self.turn_end) + 1
+        except ValueError:
+            return [list(root)]
+        return [part for part in (list(root[:cut]), list(root[cut:])) if part]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Sampled tokens as text, without the token that ended the turn."""
+        return self._decode(self.spoken(tokens))
+
+    def spoken(self, tokens: Sequence[int]) -> list[int]:
+        """Sampled tokens without the one that ended the turn."""
+        return list(tokens[:-1]) if len(tokens) and tokens[-1] in self.stop_ids else list(tokens)
+
+    def decoder(self) -> Decoder:
+        """For the tokens of one turn as they come."""
+        return Decoder(self.tokenizer, self.stop_ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _render(self, chat: list[ChatMessage], head: Head | None) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        tools = [_tool_schema(tool) for tool in head.tools] if head and head.tools else None
+        options: dict[str, Any] = {"tools": tools, "chat_template": self._template, "add_generation_prompt": True, **self._specials}
+        try:
+            rendered: Any = render_jinja_template(conversations=[chat], **options)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses this conversation: {error}") from None
+        return str(rendered[0][0])
+
+    def _after_mark(self, chat: list[ChatMessage]) -> str:
+        """What the template writes behind a turn whose text is the mark; it begins with the end of that turn."""
+        text = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}, *chat], None)
+        return text[text.rindex(_MARK) + len(_MARK) :]
+
+    def _with_head(self, head: Head, messages: Sequence[Message]) -> list[ChatMessage]:
+        system = [{"role": "system", "content": head.system}] if head.system else []
+        return [*system, *self._chat(messages, first=not system)]
+
+    def _chat(self, messages: Sequence[Message], first: bool) -> list[ChatMessage]:
+        chat: list[ChatMessage] = []
+        for message in messages:
+            chat.extend(to_chat(message, self._mid_system or (first and not chat)))
+        return chat
+
+    # -- what is checked once ---------------------------------------------------------------------------------------------------
+    def _find_stop_ids(self) -> tuple[int, ...]:
+        generation = _read_json(self.directory / "generation_config.json").get("eos_token_id")
+        model = _read_json(self.directory / "config.json").get("eos_token_id")
+        ids = [*_as_list(generation), *_as_list(model)]
+        eos = self.tokenizer.token_to_id(self._specials.get("eos_token", ""))
+        ids += [eos] if eos is not None else []
+        if not ids:
+            raise ConfigError(f"{self.directory} names no end-of-turn token", "set eos_token_id in generation_config.json")
+        return tuple(dict.fromkeys(int(i) for i in ids))
+
+    def _find_turn_end(self) -> int:
+        try:
+            ids = self._encode(self._after_mark([{"role": "user", "content": "b"}]))
+        except ValueError as error:
+            raise self._refused(str(error)) from None
+        if not ids or ids[0] not in self.stop_ids:
+            found = self.tokenizer.id_to_token(ids[0]) if ids else "nothing"
+            stops = ", ".join(str(self.tokenizer.id_to_token(i)) for i in self.stop_ids)
+            raise self._refused(f"an assistant turn is followed by {found!r}, which is no stop token ({stops})")
+        return int(ids[0])
+
+    def _accepts_mid_system(self) -> bool:
+        try:
+            return "bcd" in self._after_mark([{"role": "system", "content": "bcd"}, {"role": "user", "content": "e"}])
+        except ValueError:
+            return False
+
+    def _check_append_only(self) -> None:
+        tool = {"name": "t", "description": "d", "input_schema": {"type": "object", "properties": {}}}
+        heads = (Head(), Head("sys"), Head("sys", (tool,)))
+        result = Message("user", ({"type": "tool_result", "tool_use_id": "i", "content": ["out"], "is_error": False},))
+        plain = Message("user", ({"type": "text", "text": "next \n"},))
+        start = Message("user", ({"type": "text", "text": " one\n"},))
+        for head in heads:
+            for follow in ([plain], [result], [result, result, plain]):
+                try:
+                    self._check_probe(head, start, follow)
+                except ValueError as error:
+                    raise self._refused(str(error)) from None
+
+    def _check_probe(self, head: Head, start: Message, follow: list[Message]) -> None:
+        turn: ChatMessage = {"role": "assistant", "content": _MARK}
+        whole = self._render([*self._with_head(head, [start]), turn, *self._chat(follow, first=False)], head)
+        root = self._render(self._with_head(head, [start]), head)
+        delta = self._after_mark(self._chat(follow, first=False))
+        before, _, after = whole.partition(_MARK)
+        if _thoughtless(before) != _thoughtless(root) or after != delta:
+            kind = "tool results" if follow[0].blocks[0]["type"] == "tool_result" else "a user turn"
+            raise ValueError(f"it is not append-only: adding {kind} changes what was rendered before")
+        if before == root and self._encode(root) + self._encode(_MARK) + self._encode(delta) != self._encode(whole):
+            raise ValueError("its turns do not begin and end at token boundaries")
+
+    def _refused(self, why: str) -> ConfigError:
+        return ConfigError(f"chat template of {self.directory} can't be used: {why}", _REMEDY)
+
+
+def _thoughtless(text: str) -> str:
+    """Without an open or empty thought at the end: thinking templates write one in one place and leave it out in the other."""
+    return re.sub(r"<think>\s*(</think>\s*)?$", "", text)
+
+
+class Decoder:
+    """Text of a growing sequence of tokens; holds back what may still change (half a character). One turn only."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = frozenset(stop_ids)
+        self._ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """The text that is certain after these tokens."""
+        self._ids += tokens
+        if self._ids and self._ids[-1] in self._stop:
+            self._ids.pop()
+        fresh = self._fresh()
+        if not fresh or fresh.endswith(_REPLACEMENT):
+            return ""
+        self._prefix, self._read = self._read, len(self._ids)
+        return fresh
+
+    def finish(self) -> str:
+        """The text held back, half characters replaced."""
+        fresh = self._fresh()
+        self._prefix = self._read = len(self._ids)
+        return fresh
+
+    def _fresh(self) -> str:
+        known = self._tokenizer.decode(self._ids[self._prefix : self._read], skip_special_tokens=False)
+        return str(self._tokenizer.decode(self._ids[self._prefix :], skip_special_tokens=False)[len(known) :])
+
+
+def to_chat(message: Message, system_allowed: bool) -> list[ChatMessage]:
+    """One normalised turn as the messages that chat templates read: a turn's tool results become `tool` messages of their own."""
+    if message.role == "assistant":
+        return [_assistant(message)]
+    role = "user" if message.role == "user" or not system_allowed else "system"
+    chat: list[ChatMessage] = []
+    for block in message.blocks:
+        if block["type"] == "tool_result":
+            chat.append({"role": "tool", "content": "\n".join(block["content"]), "tool_call_id": block["tool_use_id"]})
+        elif block["type"] == "text" and chat and chat[-1]["role"] == role:
+            chat[-1]["content"] += "\n" + block["text"]
+        elif block["type"] == "text":
+            chat.append({"role": role, "content": block["text"]})
+    return chat
+
+
+def _assistant(message: Message) -> ChatMessage:
+    turn: ChatMessage = {"role": "assistant", "content": message.text}
+    thoughts = "".join(block["thinking"] for block in message.blocks if block["type"] == "thinking")
+    if thoughts:
+        turn["reasoning_content"] = thoughts
+    calls = [block for block in message.blocks if block["type"] == "tool_use"]
+    if calls:
+        turn["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["input"]}} for call in calls
+        ]
+    return turn
+
+
+def _tool_schema(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool["name"], "description": tool["description"], "parameters": tool["input_schema"]}}
+
+
+def _load_tokenizer(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if path.exists():
+        return Tokenizer.from_file(str(path))
+    if not directory.is_dir():
+        raise ConfigError(f"model.path: {directory} does not exist", "give a Hugging Face causal-LM directory")
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(directory))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer in {directory}: {error}", "put tokenizer.json there") from None
+    backend: Tokenizer | None = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise ConfigError(f"the tokenizer of {directory} has no fast form", "convert it to tokenizer.json")
+    return backend
+
+
+def _load_template(directory: Path, settings: dict[str, Any]) -> str:
+    path = directory / "chat_template.jinja"
+    if path.exists():
+        return path.read_text()
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("tool_use") or named.get("default")
+    if not isinstance(template, str) or not template:
+        raise ConfigError(f"{directory} has no chat template", "put chat_template.jinja beside the tokenizer")
+    return template
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    value = json.loads(path.read_text())
+    return value if isinstance(value, dict) else {}
+
+
+def _token_text(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _as_list(value: Any) -> list[int]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
