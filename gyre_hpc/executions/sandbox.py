@@ -29,6 +29,7 @@ from typing import IO, Any
 
 from gyre_hpc.errors import GyreError
 from gyre_hpc.executions import cgroups
+from gyre_hpc.runtime import VARIABLE
 
 WORKSPACE = "/workspace"
 HOME = "/tmp/home"
@@ -237,6 +238,7 @@ class Running:
             timed_out = True
         except asyncio.CancelledError:
             self.kill()
+            await asyncio.shield(self._over)
             await self._gone()
             raise
         if timed_out:
@@ -309,13 +311,17 @@ def start(host: Host, box: Box, argv: Sequence[str], output: int | IO[Any]) -> R
     """
     read, write = os.pipe2(os.O_CLOEXEC)
     group = None
+    env = {**BASE_ENV, **box.env}
     try:
         line = command(host, box, argv, write)
+        if VARIABLE in os.environ:  # bwrap itself carries the run's mark, by which the driver finds leftovers; the box does not see it
+            env[VARIABLE] = os.environ[VARIABLE]
+            line[1:1] = ["--unsetenv", VARIABLE]
         if host.cgroup is not None:
             group = host.cgroup.create(box.limits.processes)
             line = [*group.enter(), *line]
         popen = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**BASE_ENV, **box.env}, pass_fds=(write,), cwd="/"
+            line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, pass_fds=(write,), cwd="/"
         )
     except OSError as error:
         os.close(read)

@@ -1,0 +1,65 @@
+"""The harness as a program in a box: its files, command line and environment. What is in it, nothing else here knows.
+
+Invariant: a program reaches the gateway by ANTHROPIC_BASE_URL and the unix socket alone; the secret in the URL is all that says who it is.
+"""
+
+from __future__ import annotations
+
+import json
+import py_compile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre_hpc import harness
+from gyre_hpc.config import HarnessSection
+from gyre_hpc.executions import sandbox
+
+SOCKET = "/run/gyre/gateway.sock"
+_FOLDER = "/run/gyre/harness"
+_MODULES = ("main", "wire", "tools", "texts")
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """Our own small harness. `folder`: its compiled modules on this node (compiling at every start would cost more than running)."""
+
+    folder: Path
+    settings: HarnessSection
+
+    @staticmethod
+    def build(folder: Path, settings: HarnessSection) -> Bundled:
+        """Compile the harness into `folder`."""
+        source = Path(harness.__file__).parent
+        for name in _MODULES:
+            py_compile.compile(str(source / f"{name}.py"), str(folder / f"{name}.pyc"), dfile=f"harness/{name}.py", doraise=True)
+        return Bundled(folder, settings)
+
+    def argv(self, instruction: str) -> list[str]:
+        return [sandbox.interpreter(), "-I", "-S", f"{_FOLDER}/main.pyc", instruction]
+
+    def environment(self, secret: str, seed: int, model: str) -> Mapping[str, str]:
+        """What the harness finds in its environment."""
+        s = self.settings
+        options = {
+            "seed": seed,
+            "compaction": s.compaction,
+            "sub_agent": s.sub_agent,
+            "retry": s.retry,
+            "max_turns": s.max_turns,
+            "max_tokens": s.max_tokens,
+            "tool_delay": s.tool_delay,
+            "tool_timeout": s.tool_timeout,
+            "tool_output": s.tool_output,
+        }
+        return {
+            "ANTHROPIC_BASE_URL": f"http://gateway/x/{secret}",
+            "ANTHROPIC_API_KEY": secret,
+            "ANTHROPIC_MODEL": model,
+            "GYRE_GATEWAY_SOCKET": SOCKET,
+            "GYRE_HARNESS": json.dumps(options),
+        }
+
+    def mounts(self, socket: Path) -> tuple[sandbox.Mount, ...]:
+        """What it sees besides the system and its workspace. A socket can be connected to through a read-only mount."""
+        return (sandbox.Mount(self.folder, _FOLDER), sandbox.Mount(socket, SOCKET))

@@ -1,0 +1,233 @@
+"""One node's supervisor: takes executions from the gateway and runs each to its verdict.
+
+    GYRE_RUNTIME=RUN/runtime/attempt-001/runtime.json python -m gyre_hpc.executions.supervisor --node NAME
+
+An execution: workspace -> harness in a box, within its budgets -> score -> durable at the gateway -> workspace released.
+Invariants: every execution taken is answered by exactly one `end` or `lost`, or by none because this process stops (the ledger then has it
+as lost with the node); what is retried, graded and rewarded is the table in endings.py and nothing else; nothing that was started here
+outlives this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from gyre_hpc.config import Config, load
+from gyre_hpc.errors import ExitCode, GyreError
+from gyre_hpc.executions import endings, sandbox, scoring, workspace
+from gyre_hpc.executions.control import Control, Work
+from gyre_hpc.executions.endings import Ending
+from gyre_hpc.executions.programs import Bundled
+from gyre_hpc.executions.relay import local_socket
+from gyre_hpc.failure import as_failure, record_failure
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.runtime import Runtime
+from gyre_hpc.tasks import harbor
+
+_POLL = 20.0
+"""Seconds that the gateway may hold a question for work."""
+_LOOK = 5.0
+"""Seconds between two looks at the size of a workspace."""
+_START = 0.03
+"""Seconds that a start counts as going on after its box is set up: about what an interpreter needs to come up."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one execution ended. `score` counts only when `valid`."""
+
+    ending: Ending
+    score: float = 0.0
+    valid: bool = False
+    detail: str = ""
+
+
+class Supervisor:
+    """Runs executions on one node, up to `harness.slots_per_node` at once."""
+
+    def __init__(self, config: Config, run: RunPaths, attempt: int, node: str, control: Control, program: Bundled, socket: Path) -> None:
+        self._config = config
+        self._run = run
+        self._attempt = attempt
+        self._node = node
+        self._control = control
+        self._program = program
+        self._socket = socket
+        self._host = sandbox.detect()
+        self._starts = asyncio.Semaphore(config.harness.starts_at_once)
+        self._live: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def serve(self) -> None:
+        """Take work until cancelled. Raises what made an execution impossible to report (the gateway is gone)."""
+        slots = self._config.harness.slots_per_node
+        try:
+            while True:
+                free = slots - len(self._live)
+                if free > 0:
+                    asking = asyncio.ensure_future(self._control.work(self._node, free, _POLL))
+                    await self._first(asking)
+                    for work in await asking:
+                        self._begin(work)
+                else:
+                    await self._first(*self._live)
+        finally:
+            for task in self._live:
+                task.cancel()
+            await asyncio.gather(*self._live, return_exceptions=True)
+
+    async def _first(self, *waited: asyncio.Future[Any]) -> None:
+        """Until one of them is done. Raises at once what broke the supervisor."""
+        try:
+            await asyncio.wait([self._broken, *waited], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            for future in waited:
+                future.cancel()
+            raise
+        if self._broken.done():
+            for future in waited:
+                future.cancel()
+            self._broken.result()
+
+    def _begin(self, work: Work) -> None:
+        task = asyncio.get_running_loop().create_task(self._one(work))
+        self._live.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._live.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    async def _one(self, work: Work) -> None:
+        """Run one execution and tell the gateway."""
+        began = time.monotonic()
+        folder = workspace.folder_of(self._run.workspaces, self._attempt, work.execution)
+        try:
+            async with asyncio.timeout(self._config.harness.overall_timeout):
+                outcome = await self._execute(work, folder)
+        except TimeoutError:
+            outcome = Outcome(Ending.OVERALL, detail=f"{self._config.harness.overall_timeout:g} s")
+        except GyreError as error:
+            outcome = Outcome(Ending.SANDBOX, detail=error.line)
+        seconds = time.monotonic() - began
+        if endings.TABLE[outcome.ending].retry in (endings.Budget.SETUP, endings.Budget.AGENT):
+            print(f"execution {work.execution} lost: {outcome.ending} {outcome.detail}", flush=True)
+            await self._control.lost(work.execution, outcome.ending, outcome.detail)
+        else:
+            await self._control.end(work.execution, outcome.ending, outcome.score, outcome.valid, seconds, outcome.detail)
+        if not self._config.harness.keep_workspaces:
+            await asyncio.to_thread(workspace.remove, folder.root)
+
+    async def _execute(self, work: Work, folder: workspace.Folder) -> Outcome:
+        task = harbor.load(Path(work.task))
+        async with self._starts:
+            await asyncio.to_thread(workspace.prepare, folder, task.environment, scoring.caps_of(self._config.harness))
+            running = self._start(work, folder, task.instruction)
+            try:
+                await asyncio.shield(running.set_up)
+                await asyncio.sleep(_START)
+            except asyncio.CancelledError:
+                running.kill()
+                raise
+        ending = await self._agent(running, folder)
+        detail = "" if ending is Ending.FINISHED else _last_line(folder.log)
+        if not endings.TABLE[ending].grade:
+            return Outcome(ending, detail=detail)
+        verdict = await scoring.score(task, folder, self._config)
+        if not verdict.valid:
+            return Outcome(Ending.VERIFIER, detail=f"{verdict.reason} {verdict.detail}".strip())
+        return Outcome(ending, verdict.score, endings.TABLE[ending].valid, detail)
+
+    def _start(self, work: Work, folder: workspace.Folder, instruction: str) -> sandbox.Running:
+        box = sandbox.Box(
+            folder.work.resolve(),
+            mounts=self._program.mounts(self._socket),
+            env=self._program.environment(work.secret, work.seed, self._config.run.name or "policy"),
+            limits=scoring.limits_of(self._config.harness),
+        )
+        with open(folder.log, "wb") as output:
+            return sandbox.start(self._host, box, self._program.argv(instruction), output)
+
+    async def _agent(self, running: sandbox.Running, folder: workspace.Folder) -> Ending:
+        """Wait for the harness within its budget, and for its workspace to stay within its limits."""
+        over = False
+
+        async def look() -> None:
+            nonlocal over
+            while not over:
+                await asyncio.sleep(_LOOK)
+                used = await asyncio.to_thread(workspace.usage, folder.work, scoring.caps_of(self._config.harness))
+                over = used.over
+            running.kill()
+
+        looking = asyncio.get_running_loop().create_task(look())
+        try:
+            ended = await running.wait(self._config.harness.timeout)
+        finally:
+            looking.cancel()
+        return endings.of_exit(ended, bundled=True, over_disk=over)
+
+
+def _last_line(log: Path) -> str:
+    """The end of what the harness printed: why it stopped, in its own words."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - 500))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
+async def run(node: str, runtime: Runtime) -> None:
+    """Serve until SIGTERM. Raises GyreError."""
+    paths = RunPaths(runtime.run_dir)
+    config = load(paths.config)
+    swept = workspace.sweep(paths.workspaces, runtime.attempt)
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        socket = await stack.enter_async_context(local_socket(Path(runtime.gateway_socket), runtime.gateway_url))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyre-harness-"))
+        control = Control(session, runtime.gateway_url, runtime.secret, config.deadlines.start)
+        program = Bundled.build(Path(folder), config.harness)
+        supervisor = Supervisor(config, paths, runtime.attempt, node, control, program, socket)
+        limits = " ".join(f"{name}={by}" for name, by in sandbox.detect().enforced.items())
+        print(f"supervisor {node}: {config.harness.slots_per_node} slots, limits by {limits}, socket {socket}, {swept} swept", flush=True)
+        serving = asyncio.ensure_future(supervisor.serve())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    print(f"supervisor {node}: stopped", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gyre_hpc.executions.supervisor")
+    parser.add_argument("--node", required=True, help="this node's name")
+    node = parser.parse_args().node
+    runtime = None
+    try:
+        runtime = Runtime.from_environment()
+        asyncio.run(run(node, runtime))
+    except Exception as error:
+        failure = as_failure(f"supervisor-{node}", error)
+        if runtime is not None:
+            record_failure(RunPaths(runtime.run_dir).runtime(runtime.attempt), failure)
+        print(f"supervisor {node}: {failure.what}; {failure.remedy}", file=sys.stderr, flush=True)
+        if not isinstance(error, GyreError):
+            raise
+        return failure.exit_code
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
