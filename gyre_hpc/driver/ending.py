@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gyre_hpc import processes
-from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher
+from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, started
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.failure import first_failure
 
 STOP_FILE = "stop"
+MPIEXEC_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 LEAVE = 4.0
 """Seconds for a process to end by itself once SIGTERM was sent."""
 POLL = 0.05
@@ -29,29 +31,46 @@ log = logging.getLogger("gyre.driver")
 
 
 def verdict(dead: Child, folder: Path) -> GyreError:
-    """Why the attempt can't go on. A process killed by a signal can't have said why, and what others say then is only what it dragged down."""
-    how = describe_status(dead.process.returncode)
+    """Why the attempt can't go on.
+
+    A process killed by a signal can't have said why, and what the others wrote down then is only what its death dragged down.
+    """
+    number = signal_of(dead)
     failure = first_failure(folder)
-    killed = _signal_of(dead.process.returncode) is not None
-    if failure is not None and (not killed or dead.name == MPI_STEP or failure.who == dead.name):
+    if failure is not None and (number is None or dead.name == MPI_STEP or failure.who == dead.name):
         return failure.error()
-    what = "the MPI step (controller and cells)" if dead.name == MPI_STEP else dead.name
-    return Resumable(f"{what} {how}; log: {dead.log}", "the same command resumes")
+    how = f"ended with status {dead.process.returncode}" if number is None else f"was killed by {number.name}"
+    return Resumable(f"{_whose(dead, folder)} {how}; log: {dead.log}", "the same command resumes")
 
 
-def describe_status(status: int) -> str:
-    """In words: "was killed by SIGKILL", "ended with status 3"."""
-    number = _signal_of(status)
-    return f"ended with status {status}" if number is None else f"was killed by {number.name}"
-
-
-def _signal_of(status: int) -> signal.Signals | None:
-    """The signal behind a status: negative from a plain child, 128 + n from srun."""
+def signal_of(dead: Child) -> signal.Signals | None:
+    """The signal behind an exit status: negative of a plain child, 128 + n from srun, n itself from mpiexec."""
+    status = dead.process.returncode
     number = -status if status < 0 else status - 128
+    if dead.name == MPI_STEP and status in MPIEXEC_SIGNALS:
+        number = status
     try:
         return signal.Signals(number)
     except ValueError:
         return None
+
+
+def _whose(dead: Child, folder: Path) -> str:
+    """The name of a child; of the MPI step the rank that died first, if the launcher's last words tell (mpiexec a pid, srun a task)."""
+    if dead.name != MPI_STEP:
+        return dead.name
+    with open(dead.log, "rb") as f:
+        f.seek(max(0, dead.log.stat().st_size - 8192))
+        tail = f.read().decode(errors="replace")
+    rank = None
+    if found := re.search(r"PID (\d+) RUNNING AT", tail):
+        ranks = {mark["pid"]: mark["rank"] for mark in started(dead, folder)}
+        rank = ranks.get(int(found[1]))
+    elif found := re.search(r"error: \S+: task (\d+): ", tail):
+        rank = int(found[1])
+    if rank is None:
+        return "the MPI step (controller and cells)"
+    return "the controller (rank 0)" if rank == 0 else f"rank {rank} (a cell)"
 
 
 def stop_all(

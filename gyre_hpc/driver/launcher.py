@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gyre_hpc import processes
 from gyre_hpc.driver import step
@@ -65,8 +65,8 @@ class Launcher(Protocol):
     def close(self) -> None: ...
 
 
-def started(child: Child, folder: Path) -> list[dict[str, object]]:
-    """The start marks {pid, node} that the processes of a child have left so far."""
+def started(child: Child, folder: Path) -> list[dict[str, Any]]:
+    """The start marks {pid, node, rank} that the processes of a child have left so far."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"started-{child.name}.*json"))]
 
 

@@ -1,0 +1,109 @@
+"""Small real programs in the places of the gateway, the supervisors and the MPI step (fakes at the outer edge of the driver's tests).
+
+`python actors.py gateway RUN ATTEMPT | supervisor NODE | mpi STEPS SECONDS`. The MPI program is a real MPI world: it takes one step every
+SECONDS, agreed by all ranks, writes `step.end` and `checkpoint` events from rank 0, continues after the last checkpoint, and obeys the stop file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gyre_hpc.driver import driver, ending
+from gyre_hpc.driver.driver import MARK, WORLD_SIZE
+from gyre_hpc.driver.programs import Programs
+from gyre_hpc.errors import ExitCode, GyreError, Resumable
+from gyre_hpc.events import EventLog, read_events
+from gyre_hpc.failure import as_failure, record_failure
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.runtime import Address, Runtime, write_address
+
+
+def programs(steps: int = 3, seconds: float = 0.05, **replaced: list[str]) -> Programs:
+    """Builders of these programs; `replaced` gives whole command lines for some of them."""
+    me = [sys.executable, __file__]
+    return Programs(
+        gateway=lambda run, attempt: replaced.get("gateway", [*me, "gateway", str(run), str(attempt)]),
+        supervisor=lambda node: replaced.get("supervisor", [*me, "supervisor", node]),
+        mpi=lambda: replaced.get("mpi", [*me, "mpi", str(steps), str(seconds)]),
+        model=lambda: replaced.get("model", ["true"]),
+    )
+
+
+def hasten(set_attribute: Callable[[object, str, float], None]) -> None:
+    """Shorter graces: these programs end at once."""
+    set_attribute(driver, "SETTLE", 0.3)
+    set_attribute(ending, "LEAVE", 1.0)
+
+
+def drive(run: str, steps: str) -> None:
+    """The driver itself with these programs, as `gyre run` does it."""
+    hasten(setattr)
+    try:
+        sys.exit(int(driver.drive(Path(run), programs=programs(int(steps)))))
+    except GyreError as error:
+        print(error.line)
+        sys.exit(int(error.exit_code))
+
+
+def gateway(run: str, attempt: str) -> None:
+    folder = RunPaths(Path(run)).runtime(int(attempt))
+    assert os.environ["GYRE_SECRET"]
+    write_address(folder, Address("http://127.0.0.1:1", str(folder / "gateway.sock"), os.getpid()))
+    _sleep_until_term()
+
+
+def supervisor(node: str) -> None:
+    runtime = Runtime.from_environment()
+    (runtime.run_dir / f"seen-{node}-{runtime.attempt}").write_text(os.environ.get("SLURMD_NODENAME", node))
+    _sleep_until_term()
+
+
+def mpi(steps: str, seconds: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as the controller: the stop file decides, Slurm's TERM to every process doesn't
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    MPI.Init()
+    world = MPI.COMM_WORLD
+    folder = Path(os.environ[MARK])
+    try:
+        if world.size != int(os.environ[WORLD_SIZE]):
+            raise Resumable(f"{world.size} ranks instead of {os.environ[WORLD_SIZE]}")
+        code = _steps(world, RunPaths(Runtime.from_environment().run_dir), int(steps), float(seconds), folder / "stop")
+    except Exception as error:
+        record_failure(folder, as_failure("controller" if world.rank == 0 else f"cell-{world.rank}", error))
+        raise
+    MPI.Finalize()
+    sys.exit(code)
+
+
+def _steps(world: object, paths: RunPaths, steps: int, seconds: float, stop: Path) -> int:
+    log = EventLog(paths.events)
+    done = sum(event["kind"] == "step.end" for event in read_events(paths.events)) if world.rank == 0 else None  # type: ignore[attr-defined]
+    done = world.bcast(done)  # type: ignore[attr-defined]
+    while done < steps:
+        time.sleep(seconds)
+        if world.bcast(stop.exists()):  # type: ignore[attr-defined]
+            return ExitCode.RESUMABLE
+        done += 1
+        if world.rank == 0:  # type: ignore[attr-defined]
+            log.emit("step.end", step=done, score_mean=0.5, loss=0.1, staleness_mean=0.0, target_tokens=10, seconds=seconds)
+            log.emit("checkpoint", step=done, seconds=0.0, bytes=0)
+    return ExitCode.DONE
+
+
+def _sleep_until_term() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    while True:
+        time.sleep(1.0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
