@@ -275,7 +275,6 @@ class Controller:
         seen = any(event["kind"] == "step.end" and event["step"] == saved.step for event in read_events(self.paths.events))
         if not seen:
             self.events.emit("step.end", **fields)
-        self.events.emit("resume", step=saved.step, attempt=self.attempt)
 
     def _transfer(self, decision: Transfer) -> Activity:
         cell, to = decision.cell, decision.to

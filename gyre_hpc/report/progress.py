@@ -70,7 +70,9 @@ class View:
                 self._last = event
             case "transfer":
                 self._transfers += 1
-                self._notes.append(f"cell {event['cell']}: {event['from']} → {event['to']} in {event['seconds']:.2f} s, {event.get('live', 0)} live")
+                self._notes.append(
+                    f"cell {event['cell']}: {event['from']} → {event['to']} in {event['seconds']:.2f} s, {event.get('live', 0)} live"
+                )
             case "execution.end":
                 self._endings[event["reason"]] = self._endings.get(event["reason"], 0) + 1
             case "failure":

@@ -50,7 +50,9 @@ def collect(paths: RunPaths) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """A few lines for a terminal or `tail`."""
-    lines = [f"{found['run']}: {found['state']}, step {found['step']} of {found['steps']}, attempt {found['attempt']}, {found['seconds']:.0f} s"]
+    lines = [
+        f"{found['run']}: {found['state']}, step {found['step']} of {found['steps']}, attempt {found['attempt']}, {found['seconds']:.0f} s"
+    ]
     if found["score_last"] is not None:
         lines.append(
             f"score {found['score_first']:.3f} -> {found['score_last']:.3f}, loss {found['loss']:.4f}, staleness {found['staleness_mean']:.2f}, "

@@ -1,0 +1,184 @@
+"""`RUN/report.html`: one self-contained file, readable in light and dark, made from the run's files alone.
+
+Works on a run that still goes on or that died. Replaced atomically.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from gyre_hpc.config import load
+from gyre_hpc.events import read_events
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.report import svg
+from gyre_hpc.report.summary import Summary, summarise
+from gyre_hpc.report.trees import Drawing, draw_most_branched, statistics
+
+_ROLE_COLOURS = {"rollout": "blue", "training": "pink", "transfer": "amber"}
+
+_STYLE = """
+:root{color-scheme:light dark;--bg:#fbfbfd;--card:#fff;--text:#1d2129;--muted:#7b8494;--grid:#e6e9ef;--blue:#3b82c4;--pink:#c2488f;
+--amber:#e0a100;--green:#3a9a63;--grey:#b8c0cc;--violet:#7a5cc7}
+@media(prefers-color-scheme:dark){:root{--bg:#14171c;--card:#1c2027;--text:#e4e7ec;--muted:#8b94a3;--grid:#2c323c;--blue:#5ba3e6;
+--pink:#e06bb0;--amber:#f0bd3a;--green:#5cc088;--grey:#4a5260;--violet:#a78bf0}}
+*{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--text);font:15px/1.5 system-ui,sans-serif}
+main{max-width:960px;margin:0 auto;padding:28px 20px 60px}h1{font-size:24px;margin:0 0 2px}h2{font-size:17px;margin:0 0 10px}
+.sub{color:var(--muted);margin:0 0 20px}section{background:var(--card);border:1px solid var(--grid);border-radius:10px;padding:18px 20px;margin:14px 0}
+svg{width:100%;height:auto;display:block}svg text{fill:var(--text);font-size:11px}svg text.label{fill:var(--muted)}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:12px}.tile{background:var(--card);border:1px solid var(--grid);
+border-radius:10px;padding:12px 14px}.tile b{display:block;font-size:21px;font-weight:600}.tile span{color:var(--muted);font-size:13px}
+.legend{display:flex;gap:16px;font-size:13px;color:var(--muted);margin-bottom:6px}.legend i{display:inline-block;width:11px;height:11px;
+border-radius:2px;margin-right:6px}.note{color:var(--muted);font-size:13px;margin:8px 0 0}.none{color:var(--muted)}
+.bad{border-color:var(--pink)}table{border-collapse:collapse;width:100%;font-size:13px}td,th{text-align:right;padding:3px 8px;border-bottom:1px solid var(--grid)}
+td:first-child,th:first-child{text-align:left}.scroll{overflow-x:auto}
+"""
+
+
+def write(paths: RunPaths) -> None:
+    """Make the report. OSError when it can't be written."""
+    summary = summarise(read_events(paths.events))
+    page = render(paths, summary)
+    temporary = paths.report.with_name(f".report.{os.getpid()}.html")
+    temporary.write_text(page)
+    os.replace(temporary, paths.report)
+
+
+def render(paths: RunPaths, summary: Summary) -> str:
+    """The page."""
+    name = load(paths.config).run.name or paths.root.name
+    state = summary.ended or "running, or stopped without a word"
+    trees = statistics(paths.trees) if paths.trees.is_dir() else {}
+    sections = [
+        _tiles(summary, trees),
+        *[_failure(event) for event in summary.failures[-1:] if summary.ended != "done"],
+        _section(
+            "Score per step",
+            _scores(summary),
+            "Mean score of the executions that each step trained on; dots are single executions as they ended.",
+        ),
+        _section("What every cell did", _roles(summary), "Dashed lines: starts of attempts. Hold the pointer over a bar for its numbers."),
+        _section("Role transfers", _transfers(summary)),
+        _section("Loss", _steps(summary, ("loss", "violet"))),
+        _section(
+            "Staleness",
+            _steps(summary, ("staleness_mean", "amber"), ("token_staleness", "blue")),
+            "Optimizer updates between dispatch (or sampling) and training, mean.",
+        ),
+        _section("Tokens per step", _steps(summary, ("target_tokens", "green"), ("trained_tokens", "blue"))),
+        _section("How executions ended", _endings(summary)),
+        _section("One trajectory tree", _tree(draw_most_branched(paths.trees) if trees else None)),
+        _section("Steps", _table(summary)),
+    ]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>gyre: {escape(name)}</title><style>{_STYLE}</style></head><body><main><h1>{escape(name)}</h1>"
+        f'<p class="sub">{escape(state)} · {len(summary.attempts)} attempt(s) · {summary.seconds:.0f} s</p>{"".join(sections)}</main></body></html>\n'
+    )
+
+
+def _section(title: str, body: str, note: str = "") -> str:
+    tail = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f"<section><h2>{escape(title)}</h2>{body}{tail}</section>"
+
+
+def _failure(event: Mapping[str, Any]) -> str:
+    return f'<section class="bad"><h2>Stopped</h2>{escape(event["what"])}<p class="note">{escape(event.get("remedy", ""))}</p></section>'
+
+
+def _tiles(summary: Summary, trees: Mapping[str, Any]) -> str:
+    scores = [float(step["score_mean"]) for step in summary.steps]
+    first, last = scores[:3], scores[-5:]
+    tiles = [("optimizer steps", f"{summary.step}"), ("executions ended", f"{sum(summary.endings.values())}")]
+    if scores:
+        tiles.append(("score, first 3 → last 5 steps", f"{sum(first) / len(first):.2f} → {sum(last) / len(last):.2f}"))
+    tiles.append(("transfers, while live", f"{len(summary.transfers)}, {summary.live_transfers}"))
+    tiles.append(("tokens sampled", f"{summary.tokens:,}"))
+    if trees:
+        tiles.append(("stored / expanded tokens", f"{trees['stored_tokens']:,} / {trees['expanded_tokens']:,}"))
+    return (
+        '<div class="tiles">' + "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(k)}</span></div>' for k, v in tiles) + "</div>"
+    )
+
+
+def _step_times(summary: Summary) -> list[tuple[float, float]]:
+    return [(float(step["step"]), float(step["score_mean"])) for step in summary.steps]
+
+
+def _scores(summary: Summary) -> str:
+    line = svg.Line("mean score of the step", "blue", _step_times(summary))
+    steps = max((x for x, _ in line.points), default=0.0)
+    dots = [(at / summary.seconds * steps, score) for at, score in summary.scores] if summary.seconds and steps else []
+    sample = dots[:: max(1, len(dots) // 600)]
+    return svg.line_chart(
+        [svg.Line("single executions (time scaled to steps)", "grey", sample, dots=True), line], "step", "score", (0.0, 1.0)
+    )
+
+
+def _roles(summary: Summary) -> str:
+    rows = []
+    for cell in range(summary.cells):
+        spans = [span for span in summary.spans if span.cell == cell]
+        name = f"cell {cell}" + (" core" if cell == 0 else "")
+        rows.append(
+            (name, [(s.start, s.end, _ROLE_COLOURS.get(s.state, "grey"), f"{s.state}: {s.start:.1f} to {s.end:.1f} s") for s in spans])
+        )
+    picture = svg.gantt(rows, summary.seconds, [(at, f"attempt {i + 1}") for i, at in enumerate(summary.attempts)])
+    return svg.legend([(role, colour) for role, colour in _ROLE_COLOURS.items()]) + picture
+
+
+def _transfers(summary: Summary) -> str:
+    if not summary.transfers:
+        return '<p class="none">none yet</p>'
+    rows = []
+    for to in ("training", "rollout"):
+        chosen = [t for t in summary.transfers if t.to == to]
+        if not chosen:
+            continue
+        seconds = sorted(t.seconds for t in chosen)
+        phases: dict[str, float] = {}
+        for transfer in chosen:
+            for phase, took in transfer.phases.items():
+                phases[phase] = phases.get(phase, 0.0) + took / len(chosen)
+        detail = ", ".join(f"{phase} {took:.3f}" for phase, took in phases.items())
+        live, moved = sum(t.live > 0 for t in chosen), sum(t.moved for t in chosen)
+        rows.append(
+            f"<tr><td>to {to}</td><td>{len(chosen)}</td><td>{live}</td><td>{moved}</td><td>{seconds[len(seconds) // 2]:.3f}</td>"
+            f"<td>{seconds[-1]:.3f}</td><td>{escape(detail)}</td></tr>"
+        )
+    head = "<tr><th></th><th>transfers</th><th>while live</th><th>calls moved</th><th>median s</th><th>longest s</th><th>mean s by phase</th></tr>"
+    return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
+
+
+def _steps(summary: Summary, *series: tuple[str, str]) -> str:
+    lines = [
+        svg.Line(key.replace("_", " "), colour, [(float(s["step"]), float(s[key])) for s in summary.steps if s.get(key) is not None])
+        for key, colour in series
+    ]
+    return svg.line_chart(lines, "step", "", height=180)
+
+
+def _endings(summary: Summary) -> str:
+    values = [(reason, float(count), "green" if reason == "finished" else "blue") for reason, count in summary.endings.items()]
+    values += [(f"lost: {reason}", float(count), "pink") for reason, count in summary.lost.items()]
+    return svg.bars(values)
+
+
+def _tree(drawing: Drawing | None) -> str:
+    if drawing is None:
+        return '<p class="none">no tree yet</p>'
+    entries = [("context", "grey"), ("sampled by the policy", "blue"), ("sampled, not delivered", "pink")]
+    note = f'<p class="note">{escape(drawing.caption)}</p>'
+    return svg.legend(entries) + svg.tree(drawing.nodes) + note
+
+
+def _table(summary: Summary) -> str:
+    keys = ("step", "score_mean", "loss", "staleness_mean", "executions", "target_tokens", "grad_norm", "clip_fraction", "cells", "seconds")
+    head = "".join(f"<th>{key.replace('_', ' ')}</th>" for key in keys)
+    rows = []
+    for step in summary.steps:
+        cells = "".join(f"<td>{step[key]:.4g}</td>" if isinstance(step.get(key), int | float) else "<td></td>" for key in keys)
+        rows.append(f"<tr>{cells}</tr>")
+    return f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
