@@ -49,11 +49,14 @@ class Recipe:
     vocabulary: int = 768
     window: int = 4096
     rope_theta: float = 10_000.0
-    steps: int = 400
+    steps: int = 350
     batch: int = 48
     drills: float = 0.5
     """Share of drills among the sequences."""
-    lr: float = 3e-3
+    lr: float = 5e-3
+    """AdamW, for embeddings and norms."""
+    matrix_lr: float = 0.02
+    """Muon, for the matrices: with it copying is learnt within 40 CPU seconds, with AdamW alone not within 100."""
     warmup: int = 30
     difficulties: tuple[int, ...] = (1, 2, 3)
     habits: Habits = field(default_factory=Habits)
@@ -181,22 +184,29 @@ def warm_up(recipe: Recipe, model: Any, tokenizer: Any, rng: random.Random, say:
     """Supervised warm-up on demonstrations and drills: only what the assistant says is a target."""
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in name)]
+    optimizers = [
+        (torch.optim.Muon(matrices, lr=recipe.matrix_lr, momentum=0.95, weight_decay=0.0), recipe.matrix_lr),
+        (torch.optim.AdamW(others, lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.0), recipe.lr),
+    ]
     batches = Encoder(tokenizer).batches(recipe, rng)
     model.train()
     for step in range(recipe.steps):
         rate = min(1.0, (step + 1) / recipe.warmup) * max(0.02, 1.0 - max(0.0, step / recipe.steps - 0.5) * 2.0)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.lr * rate
+        for optimizer, peak in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = peak * rate
         ids, targets = next(batches)
         rows, places = torch.nonzero(targets, as_tuple=True)
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[rows, places - 1])
         loss = torch.nn.functional.cross_entropy(logits, ids[rows, places])
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer, _ in optimizers:
+            optimizer.step()
         if step % 50 == 0 or step + 1 == recipe.steps:
             say(f"small model: warm-up step {step + 1} of {recipe.steps}, loss {float(loss.detach()):.3f}")
     model.eval()
