@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from gyre_hpc.config import load
@@ -19,22 +20,7 @@ from gyre_hpc.report.trees import Drawing, draw_most_branched, statistics
 
 _ROLE_COLOURS = {"rollout": "blue", "training": "pink", "transfer": "amber"}
 
-_STYLE = """
-:root{color-scheme:light dark;--bg:#fbfbfd;--card:#fff;--text:#1d2129;--muted:#7b8494;--grid:#e6e9ef;--blue:#3b82c4;--pink:#c2488f;
---amber:#e0a100;--green:#3a9a63;--grey:#b8c0cc;--violet:#7a5cc7}
-@media(prefers-color-scheme:dark){:root{--bg:#14171c;--card:#1c2027;--text:#e4e7ec;--muted:#8b94a3;--grid:#2c323c;--blue:#5ba3e6;
---pink:#e06bb0;--amber:#f0bd3a;--green:#5cc088;--grey:#4a5260;--violet:#a78bf0}}
-*{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--text);font:15px/1.5 system-ui,sans-serif}
-main{max-width:960px;margin:0 auto;padding:28px 20px 60px}h1{font-size:24px;margin:0 0 2px}h2{font-size:17px;margin:0 0 10px}
-.sub{color:var(--muted);margin:0 0 20px}section{background:var(--card);border:1px solid var(--grid);border-radius:10px;padding:18px 20px;margin:14px 0}
-svg{width:100%;height:auto;display:block}svg text{fill:var(--text);font-size:11px}svg text.label{fill:var(--muted)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:12px}.tile{background:var(--card);border:1px solid var(--grid);
-border-radius:10px;padding:12px 14px}.tile b{display:block;font-size:21px;font-weight:600}.tile span{color:var(--muted);font-size:13px}
-.legend{display:flex;gap:16px;font-size:13px;color:var(--muted);margin-bottom:6px}.legend i{display:inline-block;width:11px;height:11px;
-border-radius:2px;margin-right:6px}.note{color:var(--muted);font-size:13px;margin:8px 0 0}.none{color:var(--muted)}
-.bad{border-color:var(--pink)}table{border-collapse:collapse;width:100%;font-size:13px}td,th{text-align:right;padding:3px 8px;border-bottom:1px solid var(--grid)}
-td:first-child,th:first-child{text-align:left}.scroll{overflow-x:auto}
-"""
+_STYLE = Path(__file__).with_name("style.css")
 
 
 def write(paths: RunPaths) -> None:
@@ -74,8 +60,9 @@ def render(paths: RunPaths, summary: Summary) -> str:
     ]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>gyre: {escape(name)}</title><style>{_STYLE}</style></head><body><main><h1>{escape(name)}</h1>"
-        f'<p class="sub">{escape(state)} · {len(summary.attempts)} attempt(s) · {summary.seconds:.0f} s</p>{"".join(sections)}</main></body></html>\n'
+        f"<title>gyre: {escape(name)}</title><style>{_STYLE.read_text()}</style></head><body><main><h1>{escape(name)}</h1>"
+        f'<p class="sub">{escape(state)} · {len(summary.attempts)} attempt(s) · {summary.seconds:.0f} s</p>'
+        f"{''.join(sections)}</main></body></html>\n"
     )
 
 
@@ -126,7 +113,7 @@ def _roles(summary: Summary) -> str:
             (name, [(s.start, s.end, _ROLE_COLOURS.get(s.state, "grey"), f"{s.state}: {s.start:.1f} to {s.end:.1f} s") for s in spans])
         )
     picture = svg.gantt(rows, summary.seconds, [(at, f"attempt {i + 1}") for i, at in enumerate(summary.attempts)])
-    return svg.legend([(role, colour) for role, colour in _ROLE_COLOURS.items()]) + picture
+    return svg.legend(list(_ROLE_COLOURS.items())) + picture
 
 
 def _transfers(summary: Summary) -> str:
@@ -148,7 +135,8 @@ def _transfers(summary: Summary) -> str:
             f"<tr><td>to {to}</td><td>{len(chosen)}</td><td>{live}</td><td>{moved}</td><td>{seconds[len(seconds) // 2]:.3f}</td>"
             f"<td>{seconds[-1]:.3f}</td><td>{escape(detail)}</td></tr>"
         )
-    head = "<tr><th></th><th>transfers</th><th>while live</th><th>calls moved</th><th>median s</th><th>longest s</th><th>mean s by phase</th></tr>"
+    names = ("", "transfers", "while live", "calls moved", "median s", "longest s", "mean s by phase")
+    head = "<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 

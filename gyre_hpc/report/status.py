@@ -55,8 +55,8 @@ def render(found: dict[str, Any]) -> str:
     ]
     if found["score_last"] is not None:
         lines.append(
-            f"score {found['score_first']:.3f} -> {found['score_last']:.3f}, loss {found['loss']:.4f}, staleness {found['staleness_mean']:.2f}, "
-            f"last checkpoint: step {found['checkpoint']}"
+            f"score {found['score_first']:.3f} -> {found['score_last']:.3f}, loss {found['loss']:.4f}, "
+            f"staleness {found['staleness_mean']:.2f}, last checkpoint: step {found['checkpoint']}"
         )
     endings = ", ".join(f"{count} {reason}" for reason, count in found["endings"].items()) or "none yet"
     lines.append(f"executions: {endings}; lost and tried again: {found['lost']}; {found['tokens']} tokens")

@@ -105,7 +105,7 @@ class _Reading:
                 self.attempts.append(at)
                 cells = event.get("cells", 0)
                 self.cells = max(self.cells, len(cells) if isinstance(cells, list) else int(cells or 0))
-                self.open = {cell: ("rollout", at) for cell in range(self.cells)}
+                self.open = dict.fromkeys(range(self.cells), ("rollout", at))
             case "transfer":
                 self._transfer(event, at)
             case "step.end":

@@ -115,10 +115,12 @@ def tree(nodes: Sequence[TreeNode]) -> str:
         if node.parent >= 0 and rows[node.parent] != rows[index]:
             above = 10 + rows[node.parent] * 34
             parts.append(
-                f'<path d="M{x - 1:.1f},{above + 11:.1f} C{x + 6:.1f},{above + 11:.1f} {x - 8:.1f},{y + 11:.1f} {x:.1f},{y + 11:.1f}" fill="none" stroke="var(--muted)"/>'
+                f'<path d="M{x - 1:.1f},{above + 11:.1f} C{x + 6:.1f},{above + 11:.1f} {x - 8:.1f},{y + 11:.1f} {x:.1f},{y + 11:.1f}" '
+                f'fill="none" stroke="var(--muted)"/>'
             )
         parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="22" rx="2" fill="var(--{node.colour})"><title>{escape(node.title)}</title></rect>'
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="22" rx="2" fill="var(--{node.colour})">'
+            f"<title>{escape(node.title)}</title></rect>"
         )
     return _svg(WIDTH, 20 + 34 * leaves, parts, "one trajectory tree")
 

@@ -1,0 +1,66 @@
+"""The summary of an event log: pure, so events are written out by hand here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gyre_hpc.report.summary import Span, summarise
+
+
+def log(*events: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"seq": i, **event} for i, event in enumerate(events)]
+
+
+def transfer(t: float, cell: int, to: str, seconds: float, live: int = 3) -> dict[str, Any]:
+    source = "rollout" if to == "training" else "training"
+    return {
+        "t": t,
+        "kind": "transfer",
+        "cell": cell,
+        "from": source,
+        "to": to,
+        "seconds": seconds,
+        "live": live,
+        "phases": {"agree": seconds},
+    }
+
+
+def test_roles_become_spans_that_cover_the_run_without_overlap() -> None:
+    summary = summarise(
+        log(
+            {"t": 100.0, "kind": "run.start", "cells": 2},
+            transfer(110.0, 0, "training", 2.0),
+            transfer(115.0, 0, "rollout", 1.0),
+            {"t": 120.0, "kind": "run.end", "status": "done"},
+        )
+    )
+    assert [span for span in summary.spans if span.cell == 0] == [
+        Span(0, "rollout", 0.0, 8.0),
+        Span(0, "transfer", 8.0, 10.0),
+        Span(0, "training", 10.0, 14.0),
+        Span(0, "transfer", 14.0, 15.0),
+        Span(0, "rollout", 15.0, 20.0),
+    ]
+    assert [span for span in summary.spans if span.cell == 1] == [Span(1, "rollout", 0.0, 20.0)]
+    assert summary.live_transfers == 2
+    assert summary.ended == "done"
+
+
+def test_a_new_attempt_cuts_the_roles_of_the_last_and_a_repeated_step_counts_once() -> None:
+    step = {"kind": "step.end", "step": 1, "loss": 0.0, "staleness_mean": 0.0}
+    summary = summarise(
+        log(
+            {"t": 0.0, "kind": "run.start", "cells": 1},
+            transfer(4.0, 0, "training", 1.0),
+            {"t": 6.0, **step, "score_mean": 0.2},
+            {"t": 30.0, "kind": "run.start", "cells": 1},
+            {"t": 31.0, **step, "score_mean": 0.3},
+            {"t": 32.0, "kind": "execution.end", "reason": "finished", "score": 0.5, "valid": True, "tokens": 7, "calls": 2},
+            {"t": 33.0, "kind": "execution.lost", "reason": "node lost"},
+        )
+    )
+    assert summary.spans[-2:] == (Span(0, "training", 4.0, 6.0), Span(0, "rollout", 30.0, 33.0))
+    assert [float(s["score_mean"]) for s in summary.steps] == [0.3]
+    assert summary.attempts == (0.0, 30.0)
+    assert (summary.tokens, summary.calls, dict(summary.endings), dict(summary.lost)) == (7, 2, {"finished": 1}, {"node lost": 1})
+    assert summary.ended == ""
