@@ -20,12 +20,20 @@ from trees.errors import StoreError
 from trees.forest import Forest
 from trees.journal import Scan, journal_name, newest_journal
 from trees.records import Execution, ExecutionEnd, Group, Record
-from trees.segment import Segment, counted_segments
+from trees.sealed import Segment, counted_segments
 from trees.tree import Tree
 
 _TRIES = 100
 _CACHED = 4
 """Segments whose node tables stay in memory."""
+
+
+def locate(path: Path) -> Path:
+    """The store at `path`: a store's own directory, or a run's with the store in `trees`. StoreError if there is none."""
+    for directory in (path, path / "trees"):
+        if directory.is_dir() and newest_journal(directory) is not None:
+            return directory
+    raise StoreError(f"{path} holds no trajectory trees", "give a run directory, or its folder `trees`")
 
 
 class StoreReader:

@@ -1,4 +1,4 @@
-"""Sealed segments: immutable HDF5 files that explain themselves (contract: docs/architecture.md, "Storage").
+"""Writes sealed segments: immutable HDF5 files that explain themselves (contract: docs/architecture.md, "Storage"). Read by sealed.py.
 
 `segment-000001.h5`, numbered from 1 without gaps. Columns, not a group per node: `/tokens /logprobs /versions` are as long as all tokens of
 the file; `/nodes /calls /executions /groups` hold one dataset per field. Each dataset describes itself in its attribute `description`.
@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trees.codec import SCHEMA
-from trees.errors import StoreError
 from trees.files import write_durably
 from trees.forest import HASH_BYTES, Forest
-from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
-from trees.tree import Call, Columns, Tree, TreeNode, build
+from trees.records import Execution, ExecutionEnd, Fate, Group, Node, NodeKind, Role
+from trees.tree import Call, Columns
 
 OPEN = 255
 """Value of `calls/fate` when no end was recorded."""
@@ -39,7 +37,7 @@ _ABOUT = "trajectory trees of gyre-hpc: sealed, immutable; row i of every datase
 _KIND = h5py.enum_dtype({kind.name: kind.value for kind in NodeKind}, "u1")
 _ROLE = h5py.enum_dtype({role.name: role.value for role in Role}, "u1")
 _FATE = h5py.enum_dtype({**{fate.name: fate.value for fate in Fate}, "OPEN": OPEN}, "u1")
-_DESCRIPTIONS = {
+DESCRIPTIONS = {
     "tokens": "token ids of all nodes; a node's are at [offset, offset + length) of /nodes",
     "logprobs": "behaviour log-probability in nats of each sampled token, temperature applied, before top-p/top-k; NaN for context",
     "versions": "weight version that sampled each token; -1 for context",
@@ -94,11 +92,6 @@ def segment_name(number: int) -> str:
     return f"segment-{number:06d}.h5"
 
 
-def counted_segments(directory: Path, count: int, known: Sequence[Segment] = ()) -> list[Segment]:
-    """Segments 1..`count`, those `known` not read again. StoreError if one is missing or damaged."""
-    return [*known[:count], *(Segment(directory / segment_name(n)) for n in range(len(known) + 1, count + 1))]
-
-
 def write_segment(path: Path, number: int, content: Content, provenance: Mapping[str, Any]) -> None:
     """Build the image and write it durably under `path`. OSError (ENOSPC) leaves no trace."""
     write_durably(path, [segment_image(number, content, provenance)])
@@ -140,8 +133,8 @@ def _dataset(file: h5py.File, name: str, values: NDArray[Any], chunk: int) -> No
         fletcher32=True,
     )
     # Twice: `h5dump -H` prints comments but no attribute values, and plain h5py shows attributes but no comments.
-    dataset.attrs["description"] = _DESCRIPTIONS[name]
-    h5py.h5o.set_comment(dataset.id, _DESCRIPTIONS[name].encode())
+    dataset.attrs["description"] = DESCRIPTIONS[name]
+    h5py.h5o.set_comment(dataset.id, DESCRIPTIONS[name].encode())
 
 
 def _tables(content: Content) -> tuple[dict[str, NDArray[Any]], list[Node]]:
@@ -160,12 +153,12 @@ def _tables(content: Content) -> tuple[dict[str, NDArray[Any]], list[Node]]:
     executions = [forest.executions[e] for e in sorted(content.executions)]
     groups = [forest.groups[g] for g in sorted({e.group for e in executions})]
     calls = sorted((call for e in executions for call in forest.calls(e.execution)), key=lambda call: call.call)
-    tables = {**_node_columns(nodes, offsets, content.hashes), **_call_columns(calls)}
+    tables = {**node_columns(nodes, offsets, content.hashes), **call_columns(calls)}
     tables |= {**_execution_columns(executions, [forest.ends[e.execution] for e in executions]), **_group_columns(groups)}
     return tables, order
 
 
-def _node_columns(nodes: list[Node], offsets: Mapping[int, int], hashes: Mapping[int, bytes]) -> dict[str, NDArray[Any]]:
+def node_columns(nodes: list[Node], offsets: Mapping[int, int], hashes: Mapping[int, bytes]) -> dict[str, NDArray[Any]]:
     return {
         "nodes/id": np.array([n.node for n in nodes], "<i8"),
         "nodes/parent": np.array([n.parent for n in nodes], "<i8"),
@@ -179,7 +172,7 @@ def _node_columns(nodes: list[Node], offsets: Mapping[int, int], hashes: Mapping
     }
 
 
-def _call_columns(calls: list[Call]) -> dict[str, NDArray[Any]]:
+def call_columns(calls: list[Call]) -> dict[str, NDArray[Any]]:
     return {
         "calls/id": np.array([c.call for c in calls], "<i8"),
         "calls/execution": np.array([c.execution for c in calls], "<i8"),
@@ -228,184 +221,3 @@ def _strings(values: list[str]) -> NDArray[Any]:
 
 def _bytes(values: list[bytes]) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(values), np.uint8).reshape(-1, HASH_BYTES)
-
-
-class Segment:
-    """Reads one sealed segment. Opens the file for each question: no handle is kept, no lock is taken (it never changes)."""
-
-    def __init__(self, path: Path) -> None:
-        """StoreError if it is no segment of our schema, or not all rows of it were committed."""
-        self.path = path
-        with self.open() as file:
-            if file.attrs.get("schema") != SCHEMA:
-                raise StoreError(
-                    f"{path} has schema {file.attrs.get('schema')}, this program reads {SCHEMA}", "use the version that wrote it"
-                )
-            self.rows = {table: int(file.attrs.get(f"rows_{table}", -1)) for table in ("tokens", *TABLES)}
-            for name in _DESCRIPTIONS:
-                if name not in file or len(file[name]) != self.rows[_table_of(name)]:
-                    raise StoreError(f"{path}: /{name} does not hold the rows that were committed", "restore this file from a copy")
-            self.groups = _read_groups(file)
-            self.executions, self.ends = _read_executions(file)
-            self.open_calls = _open_calls(file)
-
-    def open(self) -> h5py.File:
-        """The file, for plain h5py. StoreError if it can't be opened."""
-        try:
-            return h5py.File(self.path, "r", locking=False)
-        except OSError as error:
-            raise StoreError(f"{self.path} can't be opened ({error})", "restore this file from a copy") from error
-
-    @cached_property
-    def node_table(self) -> dict[str, NDArray[Any]]:
-        """The columns of /nodes."""
-        with self.open() as file:
-            return {name: file["nodes"][name][:] for name in file["nodes"]}
-
-    @cached_property
-    def calls(self) -> list[Call]:
-        """All calls of the segment."""
-        with self.open() as file:
-            return _read_calls(file)
-
-    @cached_property
-    def _calls_of(self) -> dict[int, list[Call]]:
-        calls: dict[int, list[Call]] = {execution: [] for execution in self.executions}
-        for call in self.calls:
-            calls[call.execution].append(call)
-        return calls
-
-    def forget(self) -> None:
-        """Free the cached tables."""
-        for name in ("node_table", "calls", "_calls_of"):
-            self.__dict__.pop(name, None)
-
-    def rows_of(self, nodes: Iterable[int]) -> NDArray[np.int64]:
-        """Rows of /nodes with these ids and their ancestors, ascending. KeyError if one is not in this segment."""
-        ids, parents = self.node_table["id"], self.node_table["parent"]
-        wanted: set[int] = set()
-        for node in nodes:
-            while node >= 0:
-                row = int(np.searchsorted(ids, node))
-                if row == len(ids) or ids[row] != node:
-                    raise KeyError(node)
-                if row in wanted:
-                    break
-                wanted.add(row)
-                node = int(parents[row])
-        return np.array(sorted(wanted), np.int64)
-
-    def holds(self, node: int) -> bool:
-        """Whether the node is in this segment."""
-        row = int(np.searchsorted(self.node_table["id"], node))
-        return row < len(self.node_table["id"]) and int(self.node_table["id"][row]) == node
-
-    def nodes(self, rows: NDArray[np.int64]) -> list[Node]:
-        """Whole nodes of these rows."""
-        table = self.node_table
-        spans = {int(row): (int(table["offset"][row]), int(table["length"][row])) for row in rows}
-        columns = self._columns(sorted(spans.values()))
-        nodes = []
-        for row, span in spans.items():
-            part = columns[span[0]] if span[1] else Columns.of([])
-            sampled = NodeKind(table["kind"][row]) is NodeKind.SAMPLED
-            nodes.append(
-                Node(
-                    node=int(table["id"][row]),
-                    parent=int(table["parent"][row]),
-                    execution=int(table["execution"][row]),
-                    call=int(table["call"][row]),
-                    kind=NodeKind(table["kind"][row]),
-                    role=Role(table["role"][row]),
-                    tokens=part.tokens,
-                    logprobs=part.logprobs if sampled else None,
-                    versions=part.versions if sampled else None,
-                )
-            )
-        return nodes
-
-    def _columns(self, spans: list[tuple[int, int]]) -> dict[int, Columns]:
-        """The columns of each (offset, length), by offset; neighbours are read together."""
-        runs: list[list[tuple[int, int]]] = []
-        for span in spans:
-            if runs and sum(runs[-1][-1]) == span[0]:
-                runs[-1].append(span)
-            elif span[1]:
-                runs.append([span])
-        columns: dict[int, Columns] = {}
-        with self.open() as file:
-            for run in runs:
-                first, last = run[0][0], sum(run[-1])
-                whole = Columns(file["tokens"][first:last], file["logprobs"][first:last], file["versions"][first:last])
-                for offset, length in run:
-                    part = slice(offset - first, offset - first + length)
-                    if length:
-                        columns[offset] = Columns(whole.tokens[part], whole.logprobs[part], whole.versions[part])
-        return columns
-
-    def tree(self, execution: int, *, tokens: bool = True) -> Tree:
-        """The tree of an execution of this segment; `tokens` False: a skeleton."""
-        calls = self._calls_of[execution]
-        own = self.node_table["id"][self.node_table["execution"] == execution]
-        rows = self.rows_of([*map(int, own), *(call.prompt for call in calls)])
-        if tokens:
-            return build(self.executions[execution], self.ends[execution], self.nodes(rows), calls)
-        return Tree(self.executions[execution], self.ends[execution], self._skeleton(rows), {c.call: c for c in calls}, None)
-
-    def _skeleton(self, rows: NDArray[np.int64]) -> dict[int, TreeNode]:
-        table = self.node_table
-        nodes: dict[int, TreeNode] = {}
-        offset = 0
-        for row in rows:
-            node, parent, execution, call, length = (int(table[k][row]) for k in ("id", "parent", "execution", "call", "length"))
-            nodes[node] = TreeNode(node, parent, execution, call, NodeKind(table["kind"][row]), Role(table["role"][row]), offset, length)
-            offset += length
-        return nodes
-
-
-def _table_of(name: str) -> str:
-    return name.split("/")[0] if "/" in name else "tokens"
-
-
-def _text(values: NDArray[Any]) -> list[str]:
-    return [bytes(value).decode() for value in values]
-
-
-def _read_groups(file: h5py.File) -> dict[int, Group]:
-    t = file["groups"]
-    columns = (t["id"][:].tolist(), _text(t["task"][:]), t["size"][:].tolist(), t["version"][:].tolist(), t["burst"][:].tolist())
-    return {row[0]: Group(*row) for row in zip(*columns, strict=True)}
-
-
-def _read_executions(file: h5py.File) -> tuple[dict[int, Execution], dict[int, ExecutionEnd]]:
-    t = file["executions"]
-    ids = t["id"][:].tolist()
-    begun = zip(ids, t["group"][:].tolist(), t["index"][:].tolist(), t["attempt"][:].tolist(), strict=True)
-    numbers = (t["calls"][:].tolist(), t["tokens"][:].tolist(), t["seconds"][:].tolist())
-    ends = zip(
-        ids,
-        _text(t["reason"][:]),
-        t["score"][:].tolist(),
-        t["valid"][:].tolist(),
-        *numbers,
-        _text(t["detail"][:]),
-        strict=True,
-    )
-    return {row[0]: Execution(*row) for row in begun}, {row[0]: ExecutionEnd(*row) for row in ends}
-
-
-def _read_calls(file: h5py.File) -> list[Call]:
-    t = file["calls"]
-    ints = [t[name][:].tolist() for name in ("id", "execution", "prompt", "sampled", "role", "fate")]
-    texts = (_text(t["finish"][:]), _text(t["difference"][:]), [bytes(digest) for digest in t["digest"][:]])
-    calls = []
-    for call, execution, prompt, sampled, role, fate, finish, difference, digest in zip(*ints, *texts, strict=True):
-        end = None if fate == OPEN else CallEnd(call, execution, sampled, Fate(fate), finish, difference)
-        calls.append(Call.of(Intent(call, execution, prompt, Role(role), digest), end))
-    return calls
-
-
-def _open_calls(file: h5py.File) -> dict[int, int]:
-    """Calls without an end, by execution."""
-    executions, counts = np.unique(file["calls/execution"][:][file["calls/fate"][:] == OPEN], return_counts=True)
-    return dict(zip(executions.tolist(), counts.tolist(), strict=True))

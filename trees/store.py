@@ -30,7 +30,8 @@ from trees.journal import FRAME_LIMIT, JOURNAL, JournalWriter, journal_name, new
 from trees.reader import StoreReader
 from trees.records import Execution, Group, Intent, Node, NodeKind, Record, Role
 from trees.rules import check, trimmed
-from trees.segment import SEGMENT, Content, Segment, counted_segments, segment_name, write_segment
+from trees.sealed import Segment, counted_segments
+from trees.segment import SEGMENT, Content, segment_name, write_segment
 
 __all__ = ["StoreError", "StoreReader", "StoreWriter"]
 
