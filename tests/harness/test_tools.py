@@ -1,0 +1,68 @@
+"""The tools of the bundled harness, run as it runs them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.harness import tools
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "s3cret")
+
+
+def test_bash_gives_both_outputs_and_the_exit_code() -> None:
+    assert tools.run("bash", {"command": "echo out; echo err >&2; exit 4"}, 100, 5.0) == ("out\nerr\n", 4)
+
+
+def test_bash_has_no_standard_input_and_no_secret() -> None:
+    output, code = tools.run("bash", {"command": "cat; env"}, 10_000, 5.0)
+    assert code == 0
+    assert "s3cret" not in output
+    assert "PATH=" in output
+
+
+def test_a_command_that_takes_too_long_dies_with_all_it_started() -> None:
+    began = time.monotonic()
+    output, code = tools.run("bash", {"command": "echo before; (sleep 30; touch late) & sleep 30"}, 100, 0.3)
+    assert code == 124
+    assert "before" in output
+    assert "timed out" in output
+    assert time.monotonic() - began < 5
+
+
+def test_a_child_in_the_background_holds_nothing_up() -> None:
+    began = time.monotonic()
+    assert tools.run("bash", {"command": "sleep 3 & timeout 2 yes & echo started"}, 100, 10.0)[1] == 0
+    assert time.monotonic() - began < 2
+
+
+def test_long_output_is_cut_in_the_middle() -> None:
+    output, code = tools.run("bash", {"command": "echo first; yes | head -c 3000000; echo last"}, 100, 20.0)
+    assert code == 0
+    assert output.startswith("first")
+    assert output.endswith("last\n")
+    assert "characters cut" in output
+    assert len(output) < 200
+
+
+def test_write_file_makes_folders_and_says_what_failed(tmp_path: Path) -> None:
+    assert tools.run("write_file", {"path": "a/b/c.txt", "content": "hé\ud800"}, 100, 5.0) == ("", 0)
+    assert (tmp_path / "a/b/c.txt").read_bytes() == "hé?".encode()
+    output, code = tools.run("write_file", {"path": "a", "content": ""}, 100, 5.0)
+    assert (output, code) == ("write_file: Is a directory", 1)
+    assert tools.run("write_file", {"path": "x\0y", "content": ""}, 100, 5.0)[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("bash", {}), ("bash", {"command": 3}), ("write_file", {"path": "x"}), ("fly", {"command": "x"})]
+)
+def test_wrong_calls_are_answered(name: str, arguments: dict[str, object]) -> None:
+    output, code = tools.run(name, arguments, 100, 5.0)
+    assert code == 2
+    assert name in output
