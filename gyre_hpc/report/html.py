@@ -108,7 +108,7 @@ def _roles(summary: Summary) -> str:
     rows = []
     for cell in range(summary.cells):
         spans = [span for span in summary.spans if span.cell == cell]
-        name = f"cell {cell}" + (" core" if cell == 0 else "")
+        name = "core" if cell == 0 else f"cell {cell}"
         rows.append(
             (name, [(s.start, s.end, _ROLE_COLOURS.get(s.state, "grey"), f"{s.state}: {s.start:.1f} to {s.end:.1f} s") for s in spans])
         )

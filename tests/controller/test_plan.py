@@ -1,0 +1,48 @@
+"""From a group's trees to micro-steps, over a real store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gyre_hpc.controller.plan import Outcome, Planner
+from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
+from trees.store import StoreReader, StoreWriter
+
+
+def record(store: StoreWriter, group: int, index: int, score: float, sampled: int) -> int:
+    """One execution of one call with `sampled` sampled tokens."""
+    execution = store.allocate_execution()
+    store.append(Execution(execution, group, index, 0))
+    call = store.allocate_call()
+    prompt = store.context_node(-1, np.arange(5, dtype=np.int32), execution, call, Role.MAIN)
+    store.append(Intent(call, execution, prompt, Role.MAIN, bytes(16)))
+    node = store.allocate_node()
+    tokens = np.arange(sampled, dtype=np.int32)
+    store.append(
+        Node(node, prompt, execution, call, NodeKind.SAMPLED, Role.MAIN, tokens, np.zeros(sampled, np.float32), np.zeros(sampled, np.int32))
+    )
+    store.append(CallEnd(call, execution, node, Fate.DELIVERED, "stop", "clean"))
+    store.append(ExecutionEnd(execution, "finished", score, True, 1, sampled, 1.0))
+    return execution
+
+
+def test_rows_are_named_once_and_the_baseline_is_the_valid_ones(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append(Group(0, "task", 4, 0, 0))
+        executions = [record(store, 0, index, score, 3) for index, score in enumerate((1.0, 0.0, 0.5, 0.9))]
+        store.commit()
+        planner = Planner(StoreReader(tmp_path), jmax=5, seed=1, tokens_per_microstep=16)
+        outcomes = [
+            Outcome(execution, score, index < 3)
+            for index, (execution, score) in enumerate(zip(executions, (1.0, 0.0, 0.5, 0.9), strict=True))
+        ]
+        plan = planner.plan(outcomes)
+        rows = [row for item in plan.work.items for row in item]
+        # the execution at the mean (advantage 0) and the invalid one have no rows
+        assert [(row.execution, np.sign(row.advantage)) for row in rows] == [(executions[0], 1), (executions[1], -1)]
+        assert (plan.executions, plan.score_sum, plan.targets, plan.skipped) == (3, 1.5, 9, 0)
+        assert planner.next_item == len(plan.work.items)
+        again = planner.plan(outcomes)
+        assert again.work.first == len(plan.work.items)
