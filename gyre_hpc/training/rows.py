@@ -10,25 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class PathLike(Protocol):
-    """What is needed of a selected path (`trees.selection.Path`); all arrays have one entry per token."""
-
-    @property
-    def tokens(self) -> NDArray[np.int32]: ...
-    @property
-    def targets(self) -> NDArray[np.bool_]: ...
-    @property
-    def logprobs(self) -> NDArray[np.float32]: ...
-    @property
-    def versions(self) -> NDArray[np.int32]: ...
-    @property
-    def weight(self) -> float: ...
+from trees.selection import Path
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +48,7 @@ class TrainRow:
             raise ValueError(f"row with weight {self.weight} and advantage {self.advantage}")
 
     @classmethod
-    def of(cls, path: PathLike, advantage: float) -> TrainRow:
+    def of(cls, path: Path, advantage: float) -> TrainRow:
         """The row of a selected path."""
         return cls(
             tokens=np.asarray(path.tokens, np.int32),

@@ -13,7 +13,7 @@ from gyre_hpc.config import Config, check
 from gyre_hpc.training.rows import TrainRow
 
 VOCABULARY = 61
-
+TRAINING = {"tokens_per_microstep": 96, "lr": 1e-2, "warmup_steps": 2, "clip_low": 0.9, "clip_high": 1.2, "clip_grad": 0.5}
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config() -> Config:
-    return check({"training": {"tokens_per_microstep": 96, "lr": 1e-2, "warmup_steps": 2, "clip_low": 0.9, "clip_high": 1.2}}, "test")
+    return check({"training": TRAINING}, "test")
 
 
 def make_rows(executions: int, seed: int = 0, spread: float = 0.3) -> list[TrainRow]:

@@ -1,0 +1,259 @@
+"""Actors on a real model and a real DeepSpeed engine: who computes what never matters, and a resumed core is the same core."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from gyre_hpc.checkpoint import CoreState, RunState, latest, read_core, save
+from gyre_hpc.config import Config, check
+from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.training.actor import Core, Satellite
+from gyre_hpc.training.loss import Sums
+from tests.training.conftest import TRAINING, make_rows
+
+EXECUTIONS = 8
+ROWS = make_rows(EXECUTIONS, 11)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def engine(model_dir: Path) -> Iterator[tuple[Core, CoreState]]:
+    """One core for all tests of this process (DeepSpeed keeps global state), and the state that it began with."""
+    core = Core(model_dir, check({"training": TRAINING}, "test"), 0, 1, f"127.0.0.1:{free_port()}")
+    begun = core.state()
+    yield core, CoreState(**{**vars(begun), "arrays": {k: v.copy() for k, v in begun.arrays.items()}})
+    core.close()
+
+
+@pytest.fixture
+def core(engine: tuple[Core, CoreState]) -> Core:
+    """The core as it began."""
+    engine[0].load_state(engine[1])
+    engine[0].zero()
+    return engine[0]
+
+
+@pytest.fixture(scope="module")
+def satellites(model_dir: Path) -> list[Satellite]:
+    return [Satellite(model_dir, check({"training": {**TRAINING, "tokens_per_microstep": n}}, "test")) for n in (1, 64, 300, 4096)]
+
+
+@pytest.fixture(scope="module")
+def whole(satellites: list[Satellite]) -> tuple[NDArray[np.float32], Sums]:
+    satellites[3].zero()
+    sums = satellites[3].accumulate(ROWS)
+    return satellites[3].gradient(), sums
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_split_over_micro_steps_and_satellites_gives_the_same_sum(
+    data: st.DataObject, satellites: list[Satellite], whole: tuple[NDArray[np.float32], Sums]
+) -> None:
+    """Rows go in any order, in micro-steps of any size, to 1..4 satellites that join at any micro-step (a leaver's sum counts too)."""
+    order = data.draw(st.permutations(range(len(ROWS))))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(ROWS) - 1), max_size=len(ROWS) - 1)))
+    microsteps = [order[a:b] for a, b in zip([0, *cuts], [*cuts, len(ROWS)], strict=True)]
+    total, sums, joined = np.zeros_like(whole[0]), Sums(), {0}
+    snapshot = satellites[3].snapshot()
+    satellites[0].zero()
+    for rows in microsteps:
+        claims = data.draw(st.integers(0, 3))
+        if claims not in joined:
+            satellites[claims].pull(snapshot)
+            satellites[claims].zero()
+            joined.add(claims)
+        sums += satellites[claims].accumulate([ROWS[i] for i in rows])
+    for k in joined:
+        total += satellites[k].gradient()
+    assert np.abs(total - whole[0]).max() < 1e-5 * np.abs(whole[0]).max()
+    assert sums.targets == sum(row.target_count for row in ROWS)
+    assert sums.array() == pytest.approx(whole[1].array(), rel=1e-4, abs=1e-5)
+
+
+def test_a_sum_over_nothing_is_zero_and_zero_forgets(satellites: list[Satellite]) -> None:
+    satellites[0].zero()
+    satellites[0].accumulate(ROWS)
+    assert np.abs(satellites[0].gradient()).max() > 0
+    satellites[0].zero()
+    assert not satellites[0].gradient().any()
+    assert satellites[0].accumulate([]) == Sums()
+
+
+def test_core_and_satellite_compute_the_same_also_after_steps(core: Core, satellites: list[Satellite]) -> None:
+    for _ in range(2):
+        satellites[1].pull(core.snapshot())
+        satellites[1].zero()
+        core.zero()
+        assert satellites[1].accumulate(ROWS).loss == pytest.approx(core.accumulate(ROWS).loss, rel=1e-4)
+        assert np.abs(satellites[1].gradient() - core.gradient()).max() < 1e-5 * np.abs(core.gradient()).max()
+        core.step(satellites[1].gradient(), EXECUTIONS)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_steps_equal_plain_adamw_with_clipping(core: Core, model_dir: Path, scale: float) -> None:
+    """Three steps; one scale is above and one below the clipping norm. lr warms up over two steps."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)
+    rng = np.random.default_rng(3)
+    for lr in (5e-3, 1e-2, 1e-2):
+        gradient = (scale * rng.normal(size=core.size)).astype(np.float32)
+        parts = torch.from_numpy(gradient / EXECUTIONS).split([p.numel() for p in parameters])
+        for p, part in zip(parameters, parts, strict=True):
+            p.grad = part.view(p.shape).clone()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        assert bool(norm > 0.5) is (scale == 1.0)
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+        metrics = core.step(gradient, EXECUTIONS)
+        assert metrics.lr == pytest.approx(lr)
+        assert metrics.grad_norm == pytest.approx(float(norm), rel=1e-5)
+    assert core.version == 3
+    expected = torch.cat([p.detach().reshape(-1) for p in parameters]).numpy()
+    assert np.abs(core.snapshot() - expected).max() < 2e-6
+
+
+def test_what_is_not_finite_is_refused_and_changes_nothing(core: Core) -> None:
+    before = core.snapshot()
+    gradient = np.ones(core.size, np.float32)
+    gradient[5] = np.nan
+    with pytest.raises(GyreError, match="step 1: the gradient has 1 values"):
+        core.step(gradient, EXECUTIONS)
+    with pytest.raises(ValueError, match="0 executions"):
+        core.step(np.ones(core.size, np.float32), 0)
+    with pytest.raises(ValueError, match="flat vector"):
+        core.step(np.ones(core.size - 1, np.float32), 1)
+    assert np.array_equal(core.snapshot(), before)
+    assert core.version == 0
+
+
+def test_export_is_a_directory_that_loads_with_tokenizer_files(core: Core, model_dir: Path, tmp_path: Path) -> None:
+    core.accumulate(ROWS)
+    core.step(core.gradient(), EXECUTIONS)
+    for _ in range(2):  # the second replaces the first
+        core.export(tmp_path / "weights" / "version-000001")
+    exported = tmp_path / "weights" / "version-000001"
+    assert np.array_equal(Satellite(exported, core.config).snapshot(), core.snapshot())
+    assert (exported / "chat_template.jinja").read_bytes() == (model_dir / "chat_template.jinja").read_bytes()
+    assert json.loads((exported / "config.json").read_text()) == json.loads((model_dir / "config.json").read_text())
+    assert [child.name for child in exported.parent.iterdir()] == ["version-000001"]
+
+
+def test_checkpoint_and_resume_are_bit_equal(core: Core, tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+
+    def advance() -> None:
+        core.zero()
+        core.accumulate(make_rows(EXECUTIONS, seed=core.version))
+        core.step(core.gradient(), EXECUTIONS)
+
+    advance()
+    advance()
+    save(paths, [core.state()], RunState(2, 2), keep=1)
+    at_two = core.snapshot()
+    advance()
+    at_three = core.snapshot()
+    found = latest(paths)
+    assert found is not None
+    core.load_state(read_core(found, 0))
+    assert core.version == 2
+    assert np.array_equal(core.snapshot(), at_two)
+    advance()
+    assert np.array_equal(core.snapshot(), at_three)
+
+
+def test_the_parameter_table_finds_weights_in_the_file(core: Core) -> None:
+    state, flat = core.state(), core.snapshot()
+    names = [name for name, _ in core.model.named_parameters()]
+    sizes = [p.numel() for p in core.model.parameters()]
+    starts = dict(zip(names, np.cumsum([0, *sizes[:-1]]), strict=True))
+    assert sorted(row[0] for row in state.table) == sorted(names)
+    for name, group, offset, length in state.table:
+        assert np.array_equal(state.arrays[f"master/{group}"][offset : offset + length], flat[starts[name] :][:length])
+
+
+def test_a_checkpoint_of_another_model_or_cell_is_refused_with_both_numbers(core: Core) -> None:
+    for change, both in (
+        ({"parameters": 7}, f"parameters 7, this run has {core.size}"),
+        ({"ranks": 2}, "core ranks 2, this run has 1"),
+        ({"model": "Other #1"}, "model Other #1, this run has Qwen3ForCausalLM"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            core.load_state(CoreState(**{**vars(core.state()), **change}))
+        assert both in caught.value.line
+
+
+def test_models_that_cannot_be_trained_are_refused(tmp_path: Path, model_dir: Path, config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        Satellite(tmp_path, config)
+    with pytest.raises(ConfigError, match="float16"):
+        Satellite(model_dir, check({"model": {"dtype": "float16"}}, "test"))
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(ConfigError, match="can't be loaded"):
+        Satellite(tmp_path, config)
+
+
+@pytest.fixture(scope="module")
+def cells(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Core cells in processes of their own: two ranks straight through, two ranks stopped and resumed, one in bfloat16."""
+    root: Path = tmp_path_factory.mktemp("cells")
+    runs = (("straight", 2, 3, "float32"), ("resumed", 2, 2, "float32"), ("resumed", 2, 3, "float32"), ("bfloat16", 1, 1, "bfloat16"))
+    jobs = [{"run": str(root / name), "world": world, "steps": steps, "dtype": dtype} for name, world, steps, dtype in runs]
+    command = [sys.executable, "-m", "tests.training.core_process", str(model_dir)]
+    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def weights(run: Path, rank: int) -> NDArray[np.float32]:
+    loaded: NDArray[np.float32] = np.load(run / f"weights-rank{rank}.npy")
+    return loaded
+
+
+def test_two_core_ranks_step_like_one(core: Core, cells: Path) -> None:
+    first = weights(cells / "straight", 0)
+    assert np.array_equal(first, weights(cells / "straight", 1))
+    for step in range(3):
+        core.zero()
+        core.accumulate(make_rows(EXECUTIONS, seed=step))
+        core.step(core.gradient(), EXECUTIONS)
+    # Adam divides tiny gradients by tiny moments, so rounding grows; a lost or doubled half of the rows would be 100 times this.
+    assert np.abs(first - core.snapshot()).max() < 1e-4
+
+
+def test_two_core_ranks_resume_bit_equal(cells: Path) -> None:
+    for rank in range(2):
+        assert np.array_equal(weights(cells / "resumed", rank), weights(cells / "straight", 0))
+    found = latest(RunPaths(cells / "resumed"))
+    assert found is not None
+    assert (found.step, found.core_ranks) == (3, 2)
+
+
+def test_bfloat16_trains_with_float32_masters(cells: Path) -> None:
+    found = latest(RunPaths(cells / "bfloat16"))
+    assert found is not None
+    rounded = weights(cells / "bfloat16", 0)
+    master = read_core(found, 0).arrays["master/0"][: len(rounded)]
+    assert master.dtype == np.float32
+    assert np.array_equal(torch.from_numpy(master).bfloat16().float().numpy(), rounded)
+    assert not np.array_equal(master, rounded)
