@@ -29,7 +29,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
         self._process = process
-        self._log_file = log_file
+        self.log_file = log_file
         self.pid = process.pid
 
     def alive(self) -> bool:
@@ -39,7 +39,7 @@ class Child:
         """Raises EngineFault with the end of its log if the process has ended."""
         status = self._process.poll()
         if status is not None:
-            raise EngineFault(f"engine process {self.pid} ended with status {status}: {last_line(self._log_file)}")
+            raise EngineFault(f"engine process {self.pid} ended with status {status}: {last_line(self.log_file)}")
 
     def stop(self, grace: float) -> None:
         processes.stop(self._process, grace)

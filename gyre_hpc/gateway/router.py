@@ -129,7 +129,10 @@ class Router:
         self._home.pop(execution, None)
 
     def counts(self) -> dict[str, object]:
-        """{in_flight, held, tokens, cells: {cell: {open, in_flight, executions, homes, capacity, tokens}}}; homes: executions living there."""
+        """{in_flight, held, tokens, cells: {cell: {open, in_flight, executions, homes, capacity, tokens}}}.
+
+        `executions` have calls in flight there, `homes` live there.
+        """
         homes = Counter(self._home.values())
         cells = {
             cell: {

