@@ -114,7 +114,8 @@ class Execution:
 
     def _start(self, system: str, user: str) -> None:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        text = self.tokenizer.apply_chat_template(messages, tools=transcripts.tools_for_template(), add_generation_prompt=True, tokenize=False)
+        tools = transcripts.tools_for_template()
+        text = self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
         self.path = Path_()
         self.path.extend(self._encode(text))
         self.paths.append(self.path)

@@ -96,7 +96,8 @@ def ensure(progress: Progress | None = None, recipe: Recipe | None = None) -> Pa
         finally:
             shutil.rmtree(building, ignore_errors=True)
     except OSError as error:
-        raise GyreError(f"the small model can't be kept in {target.parent}: {error}", "free some space there or set GYRE_CACHE to another folder") from None
+        remedy = "free some space there or set GYRE_CACHE to another folder"
+        raise GyreError(f"the small model can't be kept in {target.parent}: {error}", remedy) from None
     return target
 
 
@@ -156,7 +157,6 @@ def _renderer(template: str) -> Callable[[Conversation], str]:
 
 def make_model(recipe: Recipe, tokenizer: Any) -> Any:
     """A fresh Qwen3 with tied embeddings, float32."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -177,7 +177,7 @@ def make_model(recipe: Recipe, tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
-    return Qwen3ForCausalLM(config).to(torch.float32)
+    return Qwen3ForCausalLM(config).float()
 
 
 def warm_up(recipe: Recipe, model: Any, tokenizer: Any, rng: random.Random, say: Progress) -> None:

@@ -1,8 +1,8 @@
 """Demonstrations for the warm-up of the small policy: conversations as the bundled harness holds them.
 
 The demonstrator is *careless*: its calls are always well-formed, but at each part it does the right thing only with probability
-`care`; otherwise it takes another command, another argument, the arguments in the wrong order, or stops. So the policy knows the dialect and
-holds the right behaviour within its distribution, yet scores low: what is left is for reinforcement learning to find.
+`care`; otherwise it takes another command, another argument, the arguments in the wrong order, or stops. So the policy knows the dialect
+and holds the right behaviour within its distribution, yet scores low: what is left is for reinforcement learning to find.
 *Drills* are short, always right, and have no system prompt: copying an argument from the instruction is what is hard to learn.
 
 A conversation is a list of messages as the chat template takes them (`role`, `content`, `tool_calls`); every assistant message is a target.
@@ -28,7 +28,7 @@ FINAL = "Done."
 class Habits:
     """Probabilities of a demonstrator. `care`: a part is done right; the rest is shared by the four mistakes in these weights."""
 
-    care: float = 0.25
+    care: float = 0.12
     wrong_kind: float = 0.4
     wrong_argument: float = 0.4
     swapped: float = 0.1
@@ -102,7 +102,7 @@ def _opening(system: str, prompt: str) -> Conversation:
 
 
 def _work(rng: random.Random, habits: Habits, conversation: Conversation, chore: Chore, shell: Shell, first: int, stop_before: int) -> int:
-    """Append the turns of the parts numbered `first`.. below `stop_before`; returns the number of the last part that was tried (0: none)."""
+    """Append turns for the parts numbered `first`.. below `stop_before`; returns the number of the last one that was tried (0: none)."""
     tried = 0
     for number, part in enumerate(chore.parts, first):
         if number >= stop_before:

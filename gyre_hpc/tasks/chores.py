@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
-WORDS = (
-    "acorn amber anvil apple arrow aspen badge basil beach berry birch bread brick brook cabin camel candle canoe cedar chalk cloud clover "
-    "cocoa comet coral crane daisy delta eagle ember fable falcon feather fern flint forest fossil garden ginger glacier grape hazel heron "
-    "honey indigo island ivory jasmine juniper kettle lagoon lantern lemon lilac linen maple marble meadow melon mint moss nectar north olive"
-).split()
+_POOL = """
+acorn amber anvil apple arrow aspen badge basil beach berry birch bread brick brook cabin camel candle canoe
+cedar chalk cloud clover cocoa comet coral crane daisy delta eagle ember fable falcon feather fern flint
+forest fossil garden ginger glacier grape hazel heron honey indigo island ivory jasmine juniper kettle lagoon
+lantern lemon lilac linen maple marble meadow melon mint moss nectar north olive
+"""
+WORDS = tuple(_POOL.split())
 NAMES = tuple(f"{word}.txt" for word in WORDS)
 NUMBERS = tuple(str(number) for number in range(10, 100))
 MAX_DIFFICULTY = 9

@@ -1,0 +1,119 @@
+"""Where tasks come from: `tasks.source` in the configuration, as an object that gives the task of a group.
+
+Invariant: `task(index)` is a function of the configuration and the index, so that a resumed run and its first attempt agree.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gyre_hpc.config import Config
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.tasks import gate, generator, harbor
+from gyre_hpc.tasks.chores import MAX_DIFFICULTY
+from gyre_hpc.tasks.harbor import Task, TaskError
+
+logger = logging.getLogger(__name__)
+CHORES = "builtin:chores"
+
+
+class TaskSource(Protocol):
+    """An endless row of tasks."""
+
+    def task(self, index: int) -> Task:
+        """The task of group `index`. Raises GyreError."""
+        ...
+
+    def release(self, path: str) -> None:
+        """The task in this folder is not needed any more."""
+        ...
+
+
+class ChoresSource:
+    """Generated chores, written below `directory` when they are first asked for and removed when released."""
+
+    def __init__(self, seed: int, difficulty: Sequence[int], directory: Path) -> None:
+        wrong = [grade for grade in difficulty if not 1 <= grade <= MAX_DIFFICULTY]
+        if wrong:
+            raise ConfigError(f"tasks.difficulty has {wrong[0]}", f"grades of {CHORES} go from 1 to {MAX_DIFFICULTY}")
+        self.seed, self.difficulty, self.directory = seed, tuple(difficulty), directory
+
+    def task(self, index: int) -> Task:
+        grade = random.Random(f"grade {self.seed} {index}").choice(self.difficulty)
+        return generator.generate(self.seed, index, grade, self.directory)
+
+    def release(self, path: str) -> None:
+        folder = Path(path)
+        if folder.parent.resolve() == self.directory.resolve():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class FolderSource:
+    """Tasks in Harbor format, one folder each below `path`: all of them in a shuffled order, then again in another one.
+
+    Those that the gate refuses are left out and named in the log. Verdicts are kept in `verdicts`, by folder and time of change.
+    """
+
+    def __init__(self, path: Path, seed: int, verdicts: Path, score: gate.Scorer, solve: gate.Solver) -> None:
+        if not path.is_dir():
+            raise ConfigError(f"tasks.source = {path} is no folder", f"give a folder of tasks in Harbor format, or {CHORES}")
+        found = sorted(entry.parent for entry in path.glob("*/task.toml"))
+        known: dict[str, str] = json.loads(verdicts.read_text()) if verdicts.exists() else {}
+        self.seed = seed
+        self.tasks: list[Task] = []
+        for folder in found:
+            key = f"{folder} {_changed(folder)}"
+            if key not in known:
+                known[key] = _refusal(folder, score, solve)
+            if known[key]:
+                logger.warning("task left out: %s", known[key])
+            else:
+                self.tasks.append(harbor.load(folder))
+        verdicts.parent.mkdir(parents=True, exist_ok=True)
+        verdicts.write_text(json.dumps(known, indent=1))
+        if not self.tasks:
+            last = next(reversed(known.values()), "no folder with a task.toml in it")
+            raise ConfigError(f"tasks.source = {path} has no usable task: {last}", "give a folder of tasks in Harbor format")
+
+    def task(self, index: int) -> Task:
+        turn, place = divmod(index, len(self.tasks))
+        order = list(range(len(self.tasks)))
+        random.Random(f"order {self.seed} {turn}").shuffle(order)
+        return self.tasks[order[place]]
+
+    def release(self, path: str) -> None:
+        """Tasks of a folder are the user's: they stay."""
+
+
+def task_source(config: Config, paths: RunPaths) -> TaskSource:
+    """The source that a configuration names. Raises ConfigError."""
+    tasks = config.tasks
+    if tasks.source == CHORES:
+        return ChoresSource(tasks.seed, tasks.difficulty, paths.tasks)
+    if tasks.source.startswith("builtin:"):
+        raise ConfigError(f"tasks.source = {tasks.source} is not known", f"{CHORES}, or a folder of tasks in Harbor format")
+    from gyre_hpc.executions.scoring import grade
+
+    return FolderSource(
+        Path(tasks.source), tasks.seed, paths.tasks / "gate.json", lambda task, workspace: grade(task, workspace, config), gate.solve_in_box
+    )
+
+
+def _refusal(folder: Path, score: gate.Scorer, solve: gate.Solver) -> str:
+    """Why a folder is no usable task, or ""."""
+    try:
+        gate.check(harbor.load(folder), score, solve)
+    except TaskError as error:
+        return error.line
+    return ""
+
+
+def _changed(folder: Path) -> int:
+    return max(entry.stat().st_mtime_ns for entry in [folder, *folder.rglob("*")])
