@@ -83,7 +83,7 @@ def run(
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live display.")] = False,
 ) -> int:
     """Run, or continue, in the foreground: by mpiexec here, by srun inside a Slurm allocation."""
-    from gyre_hpc.driver.driver import drive
+    from gyre_hpc.driver.driver import drive, write_report
     from gyre_hpc.driver.rundir import prepare
 
     paths = prepare(_load(config, overrides))
@@ -92,7 +92,7 @@ def run(
         from gyre_hpc.report.progress import watch as watcher
     code = drive(paths.root, watcher=watcher)
     if code == ExitCode.DONE:
-        _report(paths)
+        write_report(paths.root)
     return int(code)
 
 
@@ -196,7 +196,9 @@ def trees_ls(path: PathArgument, as_json: JsonOption = False) -> None:
 
 @trees_app.command("show")
 def trees_show(
-    path: PathArgument, execution: Annotated[str, typer.Argument(help="Which execution (see `gyre trees ls`).")], as_json: JsonOption = False
+    path: PathArgument,
+    execution: Annotated[str, typer.Argument(help="Which execution (see `gyre trees ls`).")],
+    as_json: JsonOption = False,
 ) -> None:
     """Draw the tree of one execution."""
     from gyre_hpc.report.trees import describe_execution, render_execution
@@ -249,7 +251,9 @@ def _run(run_dir: Path) -> RunPaths:
 
     paths = RunPaths(run_dir)
     if not paths.config.exists():
-        raise ConfigError(f"{run_dir} is not a run directory (no config.yaml in it)", "give the folder that `gyre run` made, for example runs/quickstart")
+        raise ConfigError(
+            f"{run_dir} is not a run directory (no config.yaml in it)", "give the folder that `gyre run` made, for example runs/quickstart"
+        )
     return paths
 
 
@@ -262,17 +266,6 @@ def _trees(path: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"{path} does not exist", "give a run directory, or a folder of trees")
     return folder
-
-
-def _report(paths: RunPaths) -> None:
-    """The report at the end of a run; a run that is done stays done when its report fails."""
-    from gyre_hpc.report.html import write
-
-    try:
-        write(paths)
-        typer.echo(f"report: {paths.report}")
-    except (GyreError, OSError) as error:
-        typer.echo(f"no report: {error}; `gyre report {paths.root}` tries again", err=True)
 
 
 def _print_json(value: Any) -> None:

@@ -323,6 +323,18 @@ def check_model(config: Config) -> None:
         raise ConfigError(f"model.path = {path} {problem}", f"give a Hugging Face model directory, or {BUILTIN_MODEL}")
 
 
+def write_report(run_dir: Path) -> None:
+    """The report at the end of a run; a run that is done stays done when its report fails."""
+    from gyre_hpc.report.html import write
+
+    paths = RunPaths(run_dir)
+    try:
+        write(paths)
+        say(f"report: {paths.report}")
+    except (GyreError, OSError) as error:
+        say(f"no report: {error}; `gyre report {run_dir}` tries again")
+
+
 def say(line: str) -> None:
     print(line, flush=True, file=sys.stdout)
 

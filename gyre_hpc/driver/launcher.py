@@ -85,17 +85,16 @@ def mpiexec_path() -> str:
 
 def mpiexec_command(argv: Sequence[str], ranks: int) -> list[str]:
     """`-launcher fork`: hydra otherwise asks Slurm or ssh when it finds signs of them."""
-    return [mpiexec_path(), "-launcher", "fork", "-n", str(ranks), *argv]
+    return [mpiexec_path(), "-launcher", "fork", "-prepend-rank", "-n", str(ranks), *argv]
 
 
 def srun_command(name: str, argv: Sequence[str], options: Sequence[str]) -> list[str]:
-    """`--overlap`: steps share the nodes; `--cpu-bind=none`: a rank may use all cores of the job on its node; unbuffered logs."""
+    """`--overlap`: steps share the nodes; `--cpu-bind=none`: a rank may use all cores of the job on its node."""
     return [
         "srun",
         f"--job-name={STEP_PREFIX}{name}",
         "--overlap",
         "--cpu-bind=none",
-        "--unbuffered",
         "--kill-on-bad-exit=1",
         "--export=ALL",
         "--input=none",
@@ -139,7 +138,7 @@ class SlurmLauncher:
         hosts = where.folder / "hostfile"
         hosts.write_text("".join(f"{node}\n" for node in placement.ranks))
         ranks = len(placement.ranks)
-        options = ["--mpi=pmi2", f"--nodes={len(set(placement.ranks))}", f"--ntasks={ranks}", "--distribution=arbitrary", *self.options]
+        options = ["--mpi=pmi2", f"--nodes={len(set(placement.ranks))}", f"--ntasks={ranks}", "--distribution=arbitrary", "--label", *self.options]
         return self._srun(MPI_STEP, step_argv(MPI_STEP, argv, where.folder), options, where, ranks, {"SLURM_HOSTFILE": str(hosts)})
 
     def close(self) -> None:
@@ -181,7 +180,8 @@ def _spawn(name: str, argv: Sequence[str], where: Surroundings, marks: int, slur
     log = where.logs / f"{name}.log"
     death = signal.SIGTERM if slurm else signal.SIGKILL
     try:
-        process = processes.spawn(argv, log, processes.child_environment(where.extra), death_signal=death)
+        environment = processes.child_environment({"PYTHONUNBUFFERED": "1", **where.extra})
+        process = processes.spawn(argv, log, environment, death_signal=death)
     except OSError as error:
         raise GyreError(f"{name}: {argv[0]}: {error.strerror}", "check that it is installed and executable") from None
     return Child(name, process, log, marks)

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gyre_hpc.driver import driver, ending
+from gyre_hpc.config import load
+from gyre_hpc.driver import driver, ending, rundir
+from gyre_hpc.driver.allocation import node_name
 from gyre_hpc.driver.driver import MARK, WORLD_SIZE
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
@@ -44,10 +46,20 @@ def drive(run: str, steps: str) -> None:
     """The driver itself with these programs, as `gyre run` does it."""
     hasten(setattr)
     try:
-        sys.exit(int(driver.drive(Path(run), programs=programs(int(steps)))))
+        sys.exit(int(driver.drive(Path(run), programs=programs(int(steps), 0.1))))
     except GyreError as error:
         print(error.line)
         sys.exit(int(error.exit_code))
+
+
+def drive_config(config: str, steps: str) -> None:
+    """`gyre run CONFIG` with these programs."""
+    try:
+        paths = rundir.prepare(load(Path(config)))
+    except GyreError as error:
+        print(error.line)
+        sys.exit(int(error.exit_code))
+    drive(str(paths.root), steps)
 
 
 def gateway(run: str, attempt: str) -> None:
@@ -73,10 +85,12 @@ def mpi(steps: str, seconds: str) -> None:
     MPI.Init()
     world = MPI.COMM_WORLD
     folder = Path(os.environ[MARK])
+    runtime = Runtime.from_environment()
+    (runtime.run_dir / f"rank-{world.rank}-{runtime.attempt}").write_text(node_name())
     try:
         if world.size != int(os.environ[WORLD_SIZE]):
             raise Resumable(f"{world.size} ranks instead of {os.environ[WORLD_SIZE]}")
-        code = _steps(world, RunPaths(Runtime.from_environment().run_dir), int(steps), float(seconds), folder / "stop")
+        code = _steps(world, RunPaths(runtime.run_dir), int(steps), float(seconds), folder / "stop")
     except Exception as error:
         record_failure(folder, as_failure("controller" if world.rank == 0 else f"cell-{world.rank}", error))
         raise

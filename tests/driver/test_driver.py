@@ -29,7 +29,9 @@ DEADLINES = {"start": 20, "stop": 3}
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
-    return prepare(check({"run": {"dir": str(tmp_path / "run"), "name": "t", "min_free_mb": 1}, "cells": {"count": 2}, "deadlines": DEADLINES}, "test"))
+    return prepare(
+        check({"run": {"dir": str(tmp_path / "run"), "name": "t", "min_free_mb": 1}, "cells": {"count": 2}, "deadlines": DEADLINES}, "test")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +101,10 @@ def test_sigterm_stops_in_good_order_and_the_next_attempt_resumes(run: RunPaths)
 
 def victims(paths: RunPaths) -> dict[str, int]:
     """Pids by name, from the start marks."""
-    return {p.name.removeprefix("started-").removesuffix(".json"): json.loads(p.read_text())["pid"] for p in paths.runtime(1).glob("started-*.json")}
+    return {
+        p.name.removeprefix("started-").removesuffix(".json"): json.loads(p.read_text())["pid"]
+        for p in paths.runtime(1).glob("started-*.json")
+    }
 
 
 @pytest.mark.parametrize("victim", ["gateway", "supervisor", "mpi.0", "mpi.2"])
@@ -146,7 +151,9 @@ def test_a_process_that_says_why_it_dies_is_quoted(run: RunPaths) -> None:
 
 
 def test_a_gateway_that_never_listens_runs_into_the_start_deadline(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = check({"run": {"dir": str(run.root), "name": "t", "min_free_mb": 1}, "cells": {"count": 2}, "deadlines": {"start": 0.5}}, "test")
+    config = check(
+        {"run": {"dir": str(run.root), "name": "t", "min_free_mb": 1}, "cells": {"count": 2}, "deadlines": {"start": 0.5}}, "test"
+    )
     prepare(config)
     with pytest.raises(Resumable, match="waited 0 s for the gateway to listen|waited 0.5 s for the gateway"):
         drive(run.root, programs=programs(gateway=["sleep", "60"]))
@@ -178,6 +185,8 @@ def test_a_disk_that_fills_stops_the_run(run: RunPaths, monkeypatch: pytest.Monk
 
 
 def test_a_model_path_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    paths = prepare(check({"run": {"dir": str(tmp_path / "run"), "name": "t", "min_free_mb": 1}, "model": {"path": str(tmp_path / "nope")}}, "test"))
+    paths = prepare(
+        check({"run": {"dir": str(tmp_path / "run"), "name": "t", "min_free_mb": 1}, "model": {"path": str(tmp_path / "nope")}}, "test")
+    )
     with pytest.raises(ConfigError, match="does not exist"):
         drive(paths.root, programs=programs())
