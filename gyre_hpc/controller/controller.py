@@ -104,6 +104,7 @@ class Controller:
         self._progress_at = time.monotonic()
         self._recent: deque[float] = deque(maxlen=config.schedule.groups_per_step * config.schedule.group_size)
         self._changes: queue.Queue[list[dict[str, Any]] | BaseException] = queue.Queue()
+        self._changes_after = 0
         self._status: dict[str, Any] = {}
         self._tokens_seen = (time.monotonic(), 0)
         self._finished = False
@@ -216,7 +217,7 @@ class Controller:
         return future.result()
 
     def _follow_changes(self) -> None:
-        after = 0
+        after = self._changes_after
         try:
             while True:
                 after, changes = self.client.changes(after, wait=2.0)
@@ -263,8 +264,10 @@ class Controller:
         for cell, report in enumerate(reports):
             yield from self._call(lambda cell=cell, report=report: self.client.set_route(cell, report["engine"]))  # type: ignore[misc]
             yield from self._call(lambda cell=cell: self.client.open_route(cell))  # type: ignore[misc]
-        ledger = yield from self._call(self.client.ledger)
-        frontier = self.groups.restore(ledger)
+        first = self.saved.policy["schedule"]["consumed_below"] if self.saved else 0
+        ledger = yield from self._call(lambda: self.client.ledger(first))
+        frontier = self.groups.restore(ledger, first)
+        self._changes_after = int(ledger["next"])
         logger.info("attempt %d begins at step %d with %d groups in the ledger", self.attempt, step, len(frontier))
         self._decisions.extend(self.policy.resume(frontier))
         self._step_started = self._progress_at = time.monotonic()

@@ -36,9 +36,10 @@ class Groups:
     def __getitem__(self, group: int) -> GroupState:
         return self._groups[group]
 
-    def restore(self, ledger: Mapping[str, Any]) -> list[GroupFrontier]:
-        """Read the ledger's frontier after a (re)start; returns it in the policy's terms."""
+    def restore(self, ledger: Mapping[str, Any], first: int = 0) -> list[GroupFrontier]:
+        """Read the ledger's frontier, from group `first` on, after a (re)start; returns it in the policy's terms."""
         frontier = []
+        self.next_group = first
         for entry in ledger["groups"]:
             state = GroupState(entry["group"], entry["task"], entry["size"], entry["version"], valid=entry["valid"])
             for end in entry["ends"]:
