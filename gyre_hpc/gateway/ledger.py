@@ -1,0 +1,347 @@
+"""Groups and executions: what was dispatched, who runs what, what is over. The store is its memory; this is the view of it that decides.
+
+An *index* of a group is one place in it; it is filled by one execution after the other (attempts) until one has *ended*. An attempt that is
+*lost* is not the harness's fault and is tried again.
+
+Invariants:
+- every state follows from the store's records: Group, Execution (handed out), ExecutionEnd. A lost attempt has an ExecutionEnd whose
+  reason begins with "lost:", which leaves its index open. After a crash the attempts without an end are lost, at no cost;
+- an index ends once, a group completes once; a repeated dispatch, end or loss changes nothing;
+- nothing is told (answers, changes, events) before it is durable: callers do `mark = changes.mark()`, commit, `changes.publish(mark)`;
+- oldest group first, lowest index first.
+Each kind of loss has a budget of its own, `retries` further tries an index; when it is spent the index ends as invalid. The losses in
+FREE cost nothing: they are of our own making. Not thread-safe: one event loop calls it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import hmac
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gyre_hpc.gateway.changes import ChangeLog
+from trees.records import Execution, ExecutionEnd, Group, Record
+
+LOST = "lost:"
+RESTART = "restart"
+UNDELIVERED = "undelivered"
+NO_CALLS = "no-calls"
+NODE = "node"
+FREE = frozenset({RESTART, UNDELIVERED})
+
+
+class Conflict(Exception):
+    """A request that contradicts what the ledger holds."""
+
+
+class Store(Protocol):
+    """What the ledger needs of trees.store.StoreWriter."""
+
+    def allocate_execution(self) -> int: ...
+    def append(self, record: Record) -> None: ...
+
+
+class Records(Protocol):
+    """What recovery needs of trees.store.StoreReader."""
+
+    def groups(self) -> Mapping[int, Group]: ...
+    def executions(self) -> Mapping[int, Execution]: ...
+    def ends(self) -> Mapping[int, ExecutionEnd]: ...
+
+
+@dataclass
+class _Place:
+    """One index of a group."""
+
+    attempts: int = 0
+    live: int | None = None
+    end: ExecutionEnd | None = None
+    losses: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def charged(self) -> int:
+        """Tries that the budget nearest to its end has paid for."""
+        return max((count for reason, count in self.losses.items() if reason not in FREE), default=0)
+
+
+@dataclass
+class _Group:
+    record: Group
+    places: list[_Place]
+
+    @property
+    def valid(self) -> int | None:
+        """How many ended as valid, None while an index is open."""
+        ends = [place.end for place in self.places if place.end is not None]
+        return sum(end.valid for end in ends) if len(ends) == len(self.places) else None
+
+
+@dataclass
+class _Live:
+    """An execution that a supervisor has. `seen`: the supervisor has named it since, so the answer with it arrived."""
+
+    record: Execution
+    node: str
+    token: str
+    started: float
+    seen: bool = False
+
+
+class Ledger:
+    """`emit(kind, fields)` takes the run's events; `retries`: further tries for each kind of loss; `seed` of the run."""
+
+    def __init__(
+        self,
+        store: Store,
+        emit: Callable[[str, dict[str, Any]], None],
+        retries: int = 2,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._retries, self._seed, self._clock = store, retries, seed, clock
+        self.changes = ChangeLog(emit)
+        self._groups: dict[int, _Group] = {}
+        self._live: dict[int, _Live] = {}
+        self._queue: list[tuple[int, int]] = []
+        self._finished = 0
+        self._lost = 0
+        self._over: set[int] = set()
+        """Executions that have an end, lost ones included."""
+
+    # -- recovery -----------------------------------------------------------------------------------------------------------------
+
+    def recover(self, records: Records, told: Iterable[int]) -> int:
+        """Take over what an earlier gateway left; returns how many executions it had live: they are lost and tried again.
+
+        `told`: executions whose end is in the run's event log already; the ends of others are told now. Commit and publish afterwards.
+        """
+        for group in sorted(records.groups().values(), key=lambda g: g.group):
+            self._groups[group.group] = _Group(group, [_Place() for _ in range(group.size)])
+        ends, known = records.ends(), set(told)
+        live = []
+        for record in sorted(records.executions().values(), key=lambda e: e.execution):
+            place = self._groups[record.group].places[record.index]
+            place.attempts = max(place.attempts, record.attempt + 1)
+            end = ends.get(record.execution)
+            if end is not None:
+                self._over.add(record.execution)
+            if end is None:
+                place.live = record.execution
+                self._live[record.execution] = _Live(record, "", "", self._clock())
+                live.append(record.execution)
+            elif end.reason.startswith(LOST):
+                place.losses[end.reason.removeprefix(LOST)] += 1
+                self._lost += 1
+            else:
+                place.end = end
+                self._finished += 1
+                if end.execution not in known:
+                    self.changes.stage(None, ("execution.end", _end_event(record, end)))
+        for number, state in self._groups.items():
+            for index, place in enumerate(state.places):
+                if place.end is None and place.live is None:
+                    heapq.heappush(self._queue, (number, index))
+        for execution in live:
+            self.lost(execution, RESTART, "the gateway was restarted")
+        return len(live)
+
+    # -- the controller -----------------------------------------------------------------------------------------------------------
+
+    def dispatch(self, groups: Iterable[Group]) -> None:
+        """New groups. Known ones are left as they are; Conflict (and nothing happens) if one differs from what is known by its id."""
+        new = []
+        for group in groups:
+            known = self._groups.get(group.group)
+            if known is None:
+                new.append(group)
+            elif known.record != group:
+                raise Conflict(f"group {group.group} was dispatched as {known.record}")
+        for group in new:
+            self._store.append(group)
+            self._groups[group.group] = _Group(group, [_Place() for _ in range(group.size)])
+            for index in range(group.size):
+                heapq.heappush(self._queue, (group.group, index))
+            self.changes.stage({"kind": "dispatched", "group": group.group, "size": group.size, "version": group.version})
+
+    def frontier(self, first: int = 0) -> dict[str, Any]:
+        """All groups with id >= `first`: what is over, and how; `next`: the changes after which come on top of this."""
+        groups = [self._entry(g) for group, g in sorted(self._groups.items()) if group >= first]
+        return {"groups": groups, "next": self.changes.last}
+
+    def counts(self) -> dict[str, int]:
+        """Executions by state. `lost` counts attempts, the given-up ones excluded."""
+        return {
+            "queued": len(self._queue),
+            "live": len(self._live),
+            "finished": self._finished,
+            "lost": self._lost,
+            "groups": len(self._groups),
+        }
+
+    # -- supervisors --------------------------------------------------------------------------------------------------------------
+
+    def work(self, node: str, slots: int, have: Iterable[int] | None = None) -> list[dict[str, Any]]:
+        """Up to `slots` executions for `node` to start.
+
+        `have`: what the supervisor knows that it has. Executions that were handed to it in an answer that never arrived come first.
+        """
+        items = self._unseen(node, set(have)) if have is not None else []
+        while self._queue and len(items) < slots:
+            group, index = heapq.heappop(self._queue)
+            items.append(self._start(group, index, node))
+        return items
+
+    def end(
+        self, execution: int, reason: str, score: float, valid: bool, seconds: float, detail: str = "", calls: int = 0, tokens: int = 0
+    ) -> bool:
+        """The execution is over for good. False when it was over (or lost) before. KeyError: never existed.
+
+        A valid one without any model call is a failure of ours and counts as lost (tasks.md: never a scored timeout).
+        """
+        if valid and calls == 0:
+            return self.lost(execution, NO_CALLS, f"{reason}: it made no model call")
+        live = self._take(execution)
+        if live is None:
+            return False
+        end = ExecutionEnd(execution, reason, score, valid, calls, tokens, seconds, detail)
+        self._finish(live.record, end)
+        return True
+
+    def lost(self, execution: int, reason: str, detail: str = "", calls: int = 0, tokens: int = 0) -> bool:
+        """The attempt is void: tried again, or, with the budget for `reason` spent, given up as invalid. False, KeyError as in `end`."""
+        live = self._take(execution)
+        if live is None:
+            return False
+        record = live.record
+        place = self._place(record)
+        place.losses[reason] += 1
+        seconds = self._clock() - live.started
+        given_up = reason not in FREE and place.losses[reason] > self._retries
+        told = {"reason": reason, "detail": detail, "given_up": given_up, "node": live.node}
+        event = ("execution.lost", {**_identity(record), **told})
+        if given_up:
+            self.changes.stage(None, event)
+            tries = f"given up after {place.losses[reason]} tries: {detail}"
+            self._finish(record, ExecutionEnd(execution, reason, 0.0, False, calls, tokens, seconds, tries))
+            return True
+        self._lost += 1
+        self._store.append(ExecutionEnd(execution, LOST + reason, 0.0, False, calls, tokens, seconds, detail))
+        heapq.heappush(self._queue, (record.group, record.index))
+        self.changes.stage({"kind": "lost", **_identity(record), "reason": reason}, event)
+        return True
+
+    def on_node(self, node: str) -> list[int]:
+        """Executions that a node has."""
+        return [execution for execution, live in self._live.items() if live.node == node]
+
+    def execution_of(self, secret: str) -> int | None:
+        """The live execution that a harness's secret stands for."""
+        name, _, token = secret.partition("-")
+        live = self._live.get(int(name)) if name.isascii() and name.isdigit() and len(name) < 19 else None
+        if live is None or not live.token or not hmac.compare_digest(live.token.encode(), token.encode()):
+            return None
+        return live.record.execution
+
+    # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _start(self, group: int, index: int, node: str) -> dict[str, Any]:
+        place = self._groups[group].places[index]
+        record = Execution(self._store.allocate_execution(), group, index, place.attempts)
+        self._store.append(record)
+        place.attempts += 1
+        place.live = record.execution
+        live = self._live[record.execution] = _Live(record, node, secrets.token_urlsafe(24), self._clock())
+        self.changes.stage({"kind": "started", **_identity(record), "node": node})
+        return self._item(live)
+
+    def _unseen(self, node: str, have: set[int]) -> list[dict[str, Any]]:
+        items = []
+        for execution, live in self._live.items():
+            if live.node != node:
+                continue
+            live.seen = live.seen or execution in have
+            if not live.seen:
+                items.append(self._item(live))
+        return items
+
+    def _item(self, live: _Live) -> dict[str, Any]:
+        record = live.record
+        identity = f"{self._seed}/{record.group}/{record.index}/{record.attempt}"
+        return {
+            **_identity(record),
+            "task": self._groups[record.group].record.task,
+            "secret": f"{record.execution}-{live.token}",
+            "seed": int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8]) >> 11,
+            "retries_left": self._retries - self._place(record).charged,
+        }
+
+    def _take(self, execution: int) -> _Live | None:
+        """The live execution, no longer live; None if it is over."""
+        live = self._live.pop(execution, None)
+        if live is not None:
+            self._over.add(execution)
+            self._place(live.record).live = None
+            return live
+        if execution not in self._over:
+            raise KeyError(f"there is no execution {execution}")
+        return None
+
+    def _place(self, record: Execution) -> _Place:
+        return self._groups[record.group].places[record.index]
+
+    def _finish(self, record: Execution, end: ExecutionEnd) -> None:
+        self._store.append(end)
+        self._place(record).end = end
+        self._finished += 1
+        outcome = {"reason": end.reason, "score": end.score, "valid": end.valid}
+        self.changes.stage({"kind": "ended", **_identity(record), **outcome}, ("execution.end", _end_event(record, end)))
+        valid = self._groups[record.group].valid
+        if valid is not None:
+            self.changes.stage({"kind": "complete", "group": record.group, "valid": valid})
+
+    def _entry(self, group: _Group) -> dict[str, Any]:
+        record = group.record
+        ends = [
+            {
+                "index": index,
+                "execution": place.end.execution,
+                "score": place.end.score,
+                "valid": place.end.valid,
+                "reason": place.end.reason,
+            }
+            for index, place in enumerate(group.places)
+            if place.end is not None
+        ]
+        return {
+            "group": record.group,
+            "task": record.task,
+            "size": record.size,
+            "version": record.version,
+            "burst": record.burst,
+            "valid": group.valid,
+            "ends": ends,
+            "live": [index for index, place in enumerate(group.places) if place.live is not None],
+        }
+
+
+def _identity(record: Execution) -> dict[str, int]:
+    return {"execution": record.execution, "group": record.group, "index": record.index, "attempt": record.attempt}
+
+
+def _end_event(record: Execution, end: ExecutionEnd) -> dict[str, Any]:
+    return {
+        **_identity(record),
+        "reason": end.reason,
+        "score": end.score,
+        "valid": end.valid,
+        "tokens": end.tokens,
+        "calls": end.calls,
+        "seconds": round(end.seconds, 3),
+        "detail": end.detail,
+    }
