@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -84,28 +85,28 @@ class WriterLock:
         """Take the lock, or raise StoreError. `take_over`: also from a holder on another host, whose life can't be seen from here."""
         self.path = path
         pid = os.getpid()
-        self._own = json.dumps({"host": socket.gethostname(), "boot": _boot_id(), "pid": pid, "start": _start_of(pid)}).encode()
+        holder = {"host": socket.gethostname(), "boot": _boot_id(), "pid": pid, "start": _start_of(pid), "nonce": uuid.uuid4().hex}
+        self._own = json.dumps(holder).encode()
         while not self._link():
             self._clear_stale(take_over)
-        self._inode = os.stat(path).st_ino
         self.check()
 
     def check(self) -> None:
         """Raise StoreError if another writer has taken the lock."""
-        try:
-            ours = os.stat(self.path).st_ino == self._inode
-        except FileNotFoundError:
-            ours = False
-        if not ours:
+        if not self._ours():
             raise StoreError(f"{self.path} was taken by another writer", "only one process may write this directory: stop the other one")
 
     def release(self) -> None:
         """Give the lock back, if it is still ours."""
+        if self._ours():
+            self.path.unlink()
+
+    def _ours(self) -> bool:
+        # By content: inode numbers are used again at once.
         try:
-            if os.stat(self.path).st_ino == self._inode:
-                self.path.unlink()
+            return self.path.read_bytes() == self._own
         except FileNotFoundError:
-            return
+            return False
 
     def _link(self) -> bool:
         """Whole content under a new name, or not at all."""

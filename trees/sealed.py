@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trees.codec import SCHEMA
 from trees.errors import StoreError
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
-from trees.segment import DESCRIPTIONS, OPEN, TABLES, segment_name
+from trees.segment import OPEN, TABLES, segment_name
 from trees.tree import Call, Columns, Tree, TreeNode, build
 
 
@@ -26,7 +26,7 @@ class Segment:
     """Reads one sealed segment. Opens the file for each question: no handle is kept, no lock is taken (it never changes)."""
 
     def __init__(self, path: Path) -> None:
-        """StoreError if it is no segment of our schema, or not all rows of it were committed."""
+        """StoreError if it is no segment of our schema. That all committed rows are there is checked table by table, when one is read."""
         self.path = path
         with self.open() as file:
             if file.attrs.get("schema") != SCHEMA:
@@ -34,12 +34,11 @@ class Segment:
                     f"{path} has schema {file.attrs.get('schema')}, this program reads {SCHEMA}", "use the version that wrote it"
                 )
             self.rows = {table: int(file.attrs.get(f"rows_{table}", -1)) for table in ("tokens", *TABLES)}
-            for name in DESCRIPTIONS:
-                if name not in file or len(file[name]) != self.rows[_table_of(name)]:
-                    raise StoreError(f"{path}: /{name} does not hold the rows that were committed", "restore this file from a copy")
             self.groups = _read_groups(file)
             self.executions, self.ends = _read_executions(file)
             self.open_calls = _open_calls(file)
+        self._need("groups", len(self.groups))
+        self._need("executions", len(self.executions))
 
     def open(self) -> h5py.File:
         """The file, for plain h5py. StoreError if it can't be opened."""
@@ -52,13 +51,18 @@ class Segment:
     def node_table(self) -> dict[str, NDArray[Any]]:
         """The columns of /nodes."""
         with self.open() as file:
-            return {name: file["nodes"][name][:] for name in file["nodes"]}
+            table = {name: file["nodes"][name][:] for name in file["nodes"]}
+        for column in table.values():
+            self._need("nodes", len(column))
+        return table
 
     @cached_property
     def calls(self) -> list[Call]:
         """All calls of the segment."""
         with self.open() as file:
-            return _read_calls(file)
+            calls = _read_calls(file)
+        self._need("calls", len(calls))
+        return calls
 
     @cached_property
     def _calls_of(self) -> dict[int, list[Call]]:
@@ -66,6 +70,12 @@ class Segment:
         for call in self.calls:
             calls[call.execution].append(call)
         return calls
+
+    def _need(self, table: str, rows: int) -> None:
+        if rows != self.rows[table]:
+            raise StoreError(
+                f"{self.path}: {rows} rows of {table} where {self.rows[table]} were committed", "restore this file from a copy"
+            )
 
     def forget(self) -> None:
         """Free the cached tables."""
@@ -128,6 +138,7 @@ class Segment:
         with self.open() as file:
             for run in runs:
                 first, last = run[0][0], sum(run[-1])
+                self._need("tokens", max(last, len(file["tokens"])))
                 whole = Columns(file["tokens"][first:last], file["logprobs"][first:last], file["versions"][first:last])
                 for offset, length in run:
                     part = slice(offset - first, offset - first + length)

@@ -93,6 +93,9 @@ def _segment(segment: Segment, hashes: dict[int, bytes], homes: dict[int, str], 
         table: dict[str, NDArray[Any]] = {}
         for name in DESCRIPTIONS:
             table[name] = file[name][:]
+            rows = segment.rows[name.split("/")[0] if "/" in name else "tokens"]
+            if len(table[name]) != rows:
+                raise StoreError(f"/{name} has {len(table[name])} rows, {rows} were committed", "restore this file from a copy")
             if not file[name].fletcher32:
                 yield f"/{name} has no checksums"
     columns = Columns(table["tokens"], table["logprobs"], table["versions"])

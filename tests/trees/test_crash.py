@@ -1,0 +1,199 @@
+"""Real SIGKILLs, a full disk, and a reader beside a writer that seals."""
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
+from trees.store import StoreReader, StoreWriter
+from trees.verify import verify
+
+KILLS = 20
+fork = multiprocessing.get_context("fork")
+
+
+def tokens_of(execution, turn):
+    return np.arange(turn + 2, dtype=np.int32) + 10 * execution
+
+
+def one_execution(writer, turns):
+    """An execution with all of its calls; what it holds follows from its id. Returns the id, not committed."""
+    execution = writer.allocate_execution()
+    if execution % 4 == 0:
+        writer.append(Group(execution // 4, "task", 4, 0, 0))
+    writer.append(Execution(execution, execution // 4, execution % 4, 0))
+    at = writer.context_node(-1, [1, 2, 3], execution, -1, Role.MAIN)
+    for turn in range(turns):
+        call = writer.allocate_call()
+        prompt = writer.context_node(at, [turn, 7], execution, call, Role.MAIN)
+        writer.append(Intent(call, execution, prompt, Role.MAIN, bytes(16)))
+        at, tokens = writer.allocate_node(), tokens_of(execution, turn)
+        columns = (tokens, np.full(len(tokens), -0.5), np.full(len(tokens), turn))
+        writer.append(Node(at, prompt, execution, call, NodeKind.SAMPLED, Role.MAIN, *columns))
+        writer.append(CallEnd(call, execution, at, Fate.DELIVERED, "stop", "clean"))
+    writer.append(ExecutionEnd(execution, "done", 1.0, True, turns, 9, 0.1))
+    return execution
+
+
+def assert_whole(reader, execution, turns):
+    tree = reader.tree(execution)
+    sampled = [node for node in tree.nodes.values() if node.kind is NodeKind.SAMPLED]
+    assert len(sampled) == turns
+    assert not tree.incomplete
+    for turn, node in enumerate(sampled):
+        assert tree.tokens_of([node.node]).tolist() == tokens_of(execution, turn).tolist()
+
+
+def write_for_ever(directory, acknowledged):
+    writer = StoreWriter(directory)
+    while True:
+        for _ in range(3):
+            execution = one_execution(writer, turns=2)
+            writer.commit()
+            acknowledged.send(execution)
+        writer.seal()
+        acknowledged.send(-1)
+
+
+def test_what_was_acknowledged_survives_sigkill_at_any_instant(tmp_path):
+    rng = np.random.default_rng(int(os.environ.get("GYRE_TEST_SEED", "0")))
+    kept, seals, checked = set(), 0, 0
+    for _ in range(KILLS):
+        receive, send = fork.Pipe(duplex=False)
+        child = fork.Process(target=write_for_ever, args=(tmp_path, send))
+        child.start()
+        send.close()
+        assert receive.recv() >= 0
+        time.sleep(float(rng.uniform(0, 0.09)))
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        with contextlib.suppress(EOFError):
+            while True:
+                execution = receive.recv()
+                kept, seals = kept | {execution}, seals + (execution < 0)
+        kept -= {-1}
+        with StoreReader(tmp_path) as reader:
+            assert kept <= set(reader.ends())
+            # Dense: an id is never skipped for what was committed, and never there twice.
+            assert sorted(reader.executions()) == list(range(len(reader.executions())))
+            for execution in sorted(reader.ends())[checked:]:
+                assert_whole(reader, execution, turns=2)
+            checked = len(reader.ends())
+    assert verify(tmp_path) == []
+    assert seals > 0
+    assert len(kept) > KILLS
+
+
+def write_some(directory, count):
+    with StoreWriter(directory) as writer:
+        for i in range(count):
+            one_execution(writer, turns=2)
+            writer.commit()
+            if i % 3 == 2:
+                writer.seal()
+
+
+def test_a_reader_beside_a_sealing_writer_misses_and_doubles_nothing(tmp_path):
+    child = fork.Process(target=write_some, args=(tmp_path, 30))
+    child.start()
+    views, seen, switches = 0, 0, 0
+    with StoreReader(tmp_path) as reader:
+        alive = True
+        while alive:
+            alive = child.is_alive()
+            generation = reader.header.generation if reader.header else 0
+            reader.refresh()
+            views += 1
+            switches += bool(reader.header) and reader.header.generation != generation
+            ids = sorted(reader.executions())
+            assert ids == list(range(len(ids)))
+            assert len(ids) >= seen
+            assert len(reader.ends()) == len(ids)
+            sealed = [execution for segment in reader.segments for execution in segment.executions]
+            assert len(sealed) == len(set(sealed))
+            assert not set(sealed) & set(reader.live.executions)
+            for execution in ids[seen:]:
+                assert_whole(reader, execution, turns=2)
+            seen = len(ids)
+    child.join()
+    assert (child.exitcode, seen) == (0, 30)
+    assert switches >= 3
+
+
+def can_mount(where="/tmp"):
+    probe = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "none", where], capture_output=True)
+    return os.geteuid() == 0 and probe.returncode == 0
+
+
+@contextlib.contextmanager
+def tmpfs(directory):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+@contextlib.contextmanager
+def file_limit(directory):
+    """No file over 150 kB: what a full disk is to somebody who can't mount one (EFBIG instead of ENOSPC)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fill(writer, kept):
+    while len(kept) < 10_000:
+        execution = one_execution(writer, turns=2)
+        writer.commit()
+        kept.append(execution)
+
+
+DISKS = [file_limit, tmpfs] if can_mount() else [file_limit]
+
+
+@pytest.mark.parametrize("disk", DISKS)
+def test_a_full_disk_raises_acknowledges_nothing_half_and_leaves_the_writer_usable(tmp_path, disk):
+    directory = tmp_path / "small"
+    directory.mkdir()
+    with disk(directory):
+        ballast = directory / "ballast"
+        ballast.write_bytes(bytes(100_000 if disk is file_limit else 850_000))
+        writer = StoreWriter(directory)
+        kept = []
+        with pytest.raises(OSError, match=r"No space|too large") as failure:
+            fill(writer, kept)
+        assert failure.value.errno in (errno.ENOSPC, errno.EFBIG)
+        assert kept
+        with StoreReader(directory) as reader:
+            assert sorted(reader.ends()) == kept
+        assert verify(directory) == []
+        # A seal needs room too; that it fails leaves the store as it was.
+        if disk is tmpfs:
+            with pytest.raises(OSError, match="No space"):
+                writer.seal()
+            assert sorted(p.name for p in directory.iterdir()) == ["ballast", "journal-000001.log", "writer.lock"]
+            ballast.unlink()
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        # Room again: what was buffered is written, and the store goes on.
+        writer.commit()
+        kept += [kept[-1] + 1, one_execution(writer, turns=2)]
+        writer.seal()
+        writer.close()
+        assert verify(directory) == []
+        with StoreReader(directory) as reader:
+            assert sorted(reader.ends()) == kept
+            for execution in kept:
+                assert_whole(reader, execution, turns=2)
