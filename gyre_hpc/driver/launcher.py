@@ -83,9 +83,9 @@ def mpiexec_path() -> str:
     return found
 
 
-def mpiexec_command(argv: Sequence[str], ranks: int) -> list[str]:
-    """`-launcher fork`: hydra otherwise asks Slurm or ssh when it finds signs of them."""
-    return [mpiexec_path(), "-launcher", "fork", "-prepend-rank", "-n", str(ranks), *argv]
+def mpiexec_command(argv: Sequence[str], ranks: int, labelled: bool = True) -> list[str]:
+    """`-launcher fork`: hydra otherwise asks Slurm or ssh when it finds signs of them. `labelled`: every line says its rank."""
+    return [mpiexec_path(), "-launcher", "fork", *(["-prepend-rank"] if labelled else []), "-n", str(ranks), *argv]
 
 
 def srun_command(name: str, argv: Sequence[str], options: Sequence[str]) -> list[str]:
