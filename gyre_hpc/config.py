@@ -109,6 +109,22 @@ class RolloutSection(_Section):
     """Passed to the engine as they are (for vllm: command line options)."""
 
 
+class GatewaySection(_Section):
+    """Where harnesses and the run's processes find the gateway, and what it allows."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. On several nodes the name by which the others reach the first node; the driver sets it."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    ping: Seconds = 5.0
+    """Between signs of life on a call that waits."""
+    max_calls: Positive = 1000
+    """Model calls of one execution (a harness may compact for ever)."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Further tries of an execution that was lost, for each kind of loss."""
+    seal_every: Positive = 256
+    """Ended executions after which the journal is sealed into an HDF5 segment."""
+
+
 class CellsSection(_Section):
     """How the allocation is cut: K cells of whole nodes in a fixed order, cell 0 the core."""
 
@@ -196,6 +212,7 @@ class Config(_Section):
     harness: HarnessSection = HarnessSection()
     verifier: VerifierSection = VerifierSection()
     rollout: RolloutSection = RolloutSection()
+    gateway: GatewaySection = GatewaySection()
     cells: CellsSection = CellsSection()
     schedule: ScheduleSection = ScheduleSection()
     training: TrainingSection = TrainingSection()

@@ -54,7 +54,7 @@ class HarnessApi:
                 web.get(f"{prefix}/v1/models", self.models),
                 web.get(f"{prefix}/v1/models/{{model}}", self.model),
             ]
-        return [*routes, web.head("/{path:.*}", self.probe)]
+        return [*routes, web.route("*", "/{path:.*}", self.probe)]
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """One model call."""
@@ -89,7 +89,9 @@ class HarnessApi:
         return _json(anthropic.model_entry(request.match_info["model"]))
 
     async def probe(self, request: web.Request) -> web.StreamResponse:
-        """HEAD of anything: yes, we are here."""
+        """HEAD of anything: yes, we are here. Everything else is not."""
+        if request.method != "HEAD":
+            raise web.HTTPNotFound(text=f"no such path: {request.method} {request.path}")
         return web.Response()
 
     async def _streamed(self, request: web.Request, stream: CallStream, model: str) -> web.StreamResponse:

@@ -75,7 +75,6 @@ class _Live:
     execution: int
     calls: int = 0
     tokens: int = 0
-    ended: bool = False
     history: History = field(default_factory=History)
     streams: dict[bytes, CallStream] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -150,6 +149,8 @@ class Recorder:
         self._tell = on_fatal
         self._index = MessageIndex()
         self._live: dict[int, _Live] = {}
+        self._over: set[int] = set()
+        self._closing = False
         self._fatal: Exception | None = None
         self.committer = Committer(store, self._on_fatal)
         self.sampled_tokens = 0
@@ -168,9 +169,11 @@ class Recorder:
         """The stream of a call: a new one, or that of a byte-identical call in flight or finished. The caller must `follow` and `leave`."""
         if self._fatal is not None:
             raise CallFailed(f"the record can't be written: {self._fatal}")
-        live = self._live.setdefault(execution, _Live(execution))
-        if live.ended:
+        if self._closing:
+            raise CallFailed("the gateway is stopping")
+        if execution in self._over:
             raise CallFailed("the execution is over")
+        live = self._live.setdefault(execution, _Live(execution))
         stream = live.streams.get(request.digest)
         if stream is not None and stream.error is None and not stream.abandoned:
             return stream
@@ -187,10 +190,10 @@ class Recorder:
 
     async def finish(self, execution: int) -> tuple[int, int]:
         """The execution is over: what is in flight is cancelled and recorded. Returns its (calls, tokens); forgets it."""
+        self._over.add(execution)
         live = self._live.get(execution)
         if live is None:
             return (0, 0)
-        live.ended = True
         await self._stop(live, "the execution is over")
         self._live.pop(execution, None)
         self._index.forget(execution)
@@ -198,6 +201,7 @@ class Recorder:
 
     async def close(self) -> None:
         """Cancel and record everything in flight (their harnesses see a broken connection), then commit."""
+        self._closing = True
         await asyncio.gather(*(self._stop(live, "the gateway is stopping") for live in self._live.values()))
         if self._fatal is None:
             await self.committer.commit()

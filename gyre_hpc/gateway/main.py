@@ -1,0 +1,252 @@
+"""The gateway process: the one writer of RUN/trees, the ledger, the router, and the HTTP server in front of them.
+
+    GYRE_SECRET=... python -m gyre_hpc.gateway.main --run-dir RUN --attempt N
+
+Invariants: `gateway.json` appears when both listeners answer; SIGTERM or SIGINT ends it in order (calls broken visibly and recorded,
+commit, seal, close) with exit code 0; a store or an event log that can't be written fails every call, and the process ends with exit code
+75 and one line, leaving what was durable. Executions that were live stay without an end: the next attempt has them as lost and tries again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import hashlib
+import logging
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from gyre_hpc.config import Config, load
+from gyre_hpc.errors import ExitCode, GyreError, Resumable
+from gyre_hpc.events import EventLog, read_events
+from gyre_hpc.failure import as_failure, record_failure
+from gyre_hpc.gateway.app import HarnessApi, build_app
+from gyre_hpc.gateway.control import ControlApi
+from gyre_hpc.gateway.ledger import Ledger
+from gyre_hpc.gateway.pump import EventPump
+from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
+from gyre_hpc.gateway.router import Router
+from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.model import model_directory
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.runtime import SECRET_VARIABLE, Address, write_address
+from trees.errors import StoreError
+from trees.store import StoreReader, StoreWriter
+
+log = logging.getLogger(__name__)
+MODEL_NAME = "policy"
+SEAL_LOOK = 1.0
+"""Seconds between two looks whether it is time to seal."""
+LAST_WORDS = 0.3
+"""Seconds in which clients may still be told of a store that failed."""
+SUN_PATH = 100
+"""Bytes that the path of a unix socket may safely have (the kernel's limit is 108)."""
+EVERYWHERE = "0.0.0.0"
+
+
+class Gateway:
+    """One attempt's gateway. `run` serves until a signal or a failure."""
+
+    def __init__(self, paths: RunPaths, attempt: int, config: Config, secret: str, host: str | None = None) -> None:
+        self.paths = paths
+        self.attempt = attempt
+        self.config = config
+        self._secret = secret
+        self._host = host or config.gateway.host
+        self._stop = asyncio.Event()
+        self._fatal: Exception | None = None
+
+    async def run(self) -> None:
+        """Serve. Returns after a stop that was asked for; raises Resumable when the record can't be written any more."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        renderer = TurnRenderer(model_directory(self.config))
+        store = StoreWriter(self.paths.trees, {"run": str(self.paths.root), "seed": self.config.run.seed}, take_over=self.attempt > 1)
+
+        def failed(error: Exception) -> None:
+            loop.call_soon_threadsafe(self._on_fatal, error)
+
+        pump = EventPump(EventLog(self.paths.events), failed)
+        try:
+            await self._serve(store, pump, renderer)
+        finally:
+            pump.close()
+            self._close(store)
+        if self._fatal is not None:
+            raise stopped_by(self._fatal)
+
+    async def _serve(self, store: StoreWriter, pump: EventPump, renderer: TurnRenderer) -> None:
+        router = Router()
+        recorder = Recorder(store, renderer, router, settings_of(self.config), self._on_fatal)
+        ledger = Ledger(store, pump.emit, self.config.gateway.retries, self.config.run.seed)
+        await self._recover(ledger, recorder)
+        control = ControlApi(ledger, router, recorder, self._secret, recorder.committer.commit)
+        harness = HarnessApi(recorder, ledger, MODEL_NAME, self.config.gateway.ping)
+        async with listening(build_app(harness, control.routes()), self._host, self.config.gateway.port, self.paths.root) as address:
+            write_address(self.paths.runtime(self.attempt), address)
+            log.info("listening on %s and %s", address.url, address.socket)
+            sealing = asyncio.create_task(self._seal_now_and_then(store, ledger))
+            try:
+                await self._stop.wait()
+                await asyncio.sleep(LAST_WORDS if self._fatal else 0.0)
+            finally:
+                sealing.cancel()
+                await asyncio.wait([sealing])
+                await recorder.close()
+                await router.aclose()
+        if self._fatal is None:
+            await asyncio.to_thread(store.seal)
+
+    async def _recover(self, ledger: Ledger, recorder: Recorder) -> None:
+        told = [int(event["execution"]) for event in read_events(self.paths.events) if event["kind"] == "execution.end"]
+        lost = ledger.recover(StoreReader(self.paths.trees), told)
+        mark = ledger.changes.mark()
+        await recorder.committer.commit()
+        ledger.changes.publish(mark)
+        log.info("recovered %s; %d executions were live and are tried again", ledger.counts(), lost)
+
+    async def _seal_now_and_then(self, store: StoreWriter, ledger: Ledger) -> None:
+        sealed = _over(ledger)
+        while True:
+            await asyncio.sleep(SEAL_LOOK)
+            now = _over(ledger)
+            if now - sealed < self.config.gateway.seal_every:
+                continue
+            sealed = now
+            try:
+                paths = await asyncio.to_thread(store.seal)
+            except (OSError, StoreError) as error:
+                self._on_fatal(error)
+                return
+            log.info("sealed into %s", ", ".join(path.name for path in paths))
+
+    def _close(self, store: StoreWriter) -> None:
+        try:
+            store.close()
+        except (OSError, StoreError) as error:
+            if self._fatal is None:
+                raise stopped_by(error) from None
+            log.warning("closing the store: %s", error)
+
+    def _on_fatal(self, error: Exception) -> None:
+        if self._fatal is None:
+            log.error("the record can't be written: %s", error)
+            self._fatal = error
+            self._stop.set()
+
+
+def settings_of(config: Config) -> RecorderSettings:
+    """How calls of this run are sampled and limited."""
+    sampling, window = config.rollout, config.model.window
+    return RecorderSettings(config.run.seed, window, sampling.temperature, sampling.top_p, sampling.top_k, config.gateway.max_calls)
+
+
+def stopped_by(error: Exception) -> Resumable:
+    """What the user hears of a store or an event log that failed."""
+    if isinstance(error, StoreError):
+        return Resumable(error.what, error.remedy)
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return Resumable(f"the run's record can't be written: {error.strerror}{where}", "make room in the run directory and start again")
+    return Resumable(f"the run's record can't be written: {error}", "see gateway.log; the same command resumes")
+
+
+@contextlib.asynccontextmanager
+async def listening(app: web.Application, host: str, port: int, root: Path) -> AsyncIterator[Address]:
+    """Serve on TCP (`host` 127.0.0.1: this node only; any other name: on all interfaces, advertised by that name) and on a unix socket."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, keepalive_timeout=600.0, shutdown_timeout=1.0)
+    await runner.setup()
+    local = host in ("127.0.0.1", "localhost", "::1")
+    with socket_folder(root) as folder:
+        path = folder / "gateway.sock"
+        try:
+            try:
+                await web.TCPSite(runner, host if local else EVERYWHERE, port, backlog=1024).start()
+            except OSError as error:
+                raise GyreError(
+                    f"gateway.host = {host}, gateway.port = {port}: {error.strerror}", "choose another, or port 0 for any"
+                ) from None
+            bound = runner.addresses[0][1]
+            await web.UnixSite(runner, str(path), backlog=1024).start()
+            yield Address(f"http://{host}:{bound}", str(path), os.getpid())
+        finally:
+            await runner.cleanup()
+
+
+@contextlib.contextmanager
+def socket_folder(root: Path) -> Iterator[Path]:
+    """A private folder with a short path; what a killed gateway of the same run left is removed."""
+    prefix = f"gyre-{os.getuid()}-{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:10]}-"
+    base = Path(tempfile.gettempdir())
+    if len(str(base)) + len(prefix) + 30 > SUN_PATH:
+        base = Path("/tmp")
+    for stale in base.glob(f"{prefix}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gyre_hpc.gateway.main", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--host", help="name of this node for the others; overrides gateway.host")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    paths = RunPaths(arguments.run_dir)
+    folder = paths.runtime(arguments.attempt)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        secret = os.environ.get(SECRET_VARIABLE, "")
+        if not secret:
+            raise GyreError(f"{SECRET_VARIABLE} is not set", "this program is started by `gyre run`")
+        config = load(paths.config)
+        _prepare_process()
+        uvloop.run(_run(paths, arguments.attempt, config, secret, arguments.host))
+    except Exception as error:
+        if not isinstance(error, GyreError):
+            log.exception("the gateway ends")
+        failure = as_failure("gateway", error)
+        record_failure(folder, failure)
+        print(failure.error().line, file=sys.stderr, flush=True)
+        return failure.exit_code
+    return int(ExitCode.DONE)
+
+
+async def _run(paths: RunPaths, attempt: int, config: Config, secret: str, host: str | None) -> None:
+    await Gateway(paths, attempt, config, secret, host).run()
+
+
+def _prepare_process() -> None:
+    """Room for a connection per execution, and no long pauses for garbage."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    gc.freeze()
+
+
+def _over(ledger: Ledger) -> int:
+    counts = ledger.counts()
+    return counts["finished"] + counts["lost"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

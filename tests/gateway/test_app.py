@@ -1,0 +1,220 @@
+"""Over real HTTP: the official SDK, and what harnesses meet when things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anthropic
+import pytest
+from aiohttp import web
+
+from gyre_hpc.engines.protocol import EngineFault
+from gyre_hpc.gateway.template import TurnRenderer
+from tests.gateway.fakes import Bench, bench, serving, tool_call
+from trees.records import Fate
+
+BASH: Any = {"name": "bash", "description": "run", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
+
+
+@pytest.fixture
+async def made(tmp_path: Path, renderer: TurnRenderer) -> AsyncIterator[Bench]:
+    async with bench(tmp_path / "trees", renderer) as b:
+        yield b
+
+
+@pytest.fixture
+async def url(made: Bench) -> AsyncIterator[str]:
+    async with serving(made, ping=0.1) as address:
+        yield address
+
+
+@pytest.fixture
+async def sdk(url: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(base_url=f"{url}/x/s0", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def body(text: str = "go", **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 300, "messages": [{"role": "user", "content": text}], **fields}
+
+
+async def until_broken(answer: aiohttp.ClientResponse) -> bytes:
+    """What came before the connection broke; fails when it ended properly."""
+    received = b""
+    try:
+        async for chunk in answer.content.iter_any():
+            received += chunk
+    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError):
+        return received
+    raise AssertionError("the stream came to a clean end")
+
+
+async def test_sdk_streaming_over_several_turns(made: Bench, sdk: anthropic.AsyncAnthropic) -> None:
+    made.engine.replies += ["Look.\n" + tool_call("bash", command="ls", n=1.0), "All done."]
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    async with sdk.messages.stream(model="m", max_tokens=300, system="S", tools=[BASH], messages=messages) as stream:
+        kinds = [event.type async for event in stream]
+        first = await stream.get_final_message()
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert [block.type for block in first.content] == ["text", "tool_use"]
+    assert first.stop_reason == "tool_use"
+    used: Any = first.content[1]
+    assert used.input == {"command": "ls", "n": 1}
+    assert (first.usage.input_tokens, first.usage.output_tokens) == (len(made.engine.seen[0].prompt), len(made.engine.said[0]))
+    messages += [
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": [{"type": "text", "text": "a b"}]}]},
+    ]
+    async with sdk.messages.stream(
+        model="m", max_tokens=300, system=[{"type": "text", "text": "S"}], tools=[BASH], messages=messages
+    ) as stream:
+        assert await stream.get_final_text() == "All done."
+    assert [call.difference for call in made.tree().calls.values()] == ["clean", "clean"]
+    assert len(made.tree().leaves) == 1
+
+
+async def test_sdk_plain(made: Bench, sdk: anthropic.AsyncAnthropic) -> None:
+    made.engine.replies.append("hello é")
+    message = await sdk.messages.create(**body())
+    assert [block.model_dump(include={"type", "text"}) for block in message.content] == [{"type": "text", "text": "hello é"}]
+    assert message.stop_reason == "end_turn"
+    made.engine.replies.append("hello é")
+    assert (await sdk.messages.create(**body(max_tokens=3))).stop_reason == "max_tokens"
+
+
+async def test_sdk_count_tokens_and_models(made: Bench, sdk: anthropic.AsyncAnthropic) -> None:
+    counted = await sdk.messages.count_tokens(model="m", messages=[{"role": "user", "content": "go"}], system="S")
+    await sdk.messages.create(**body(system="S"))
+    assert counted.input_tokens == len(made.engine.seen[0].prompt)
+    assert [entry.id async for entry in sdk.models.list()] == ["policy"]
+    assert (await sdk.models.retrieve("other")).id == "other"
+
+
+async def test_sdk_errors(sdk: anthropic.AsyncAnthropic, url: str) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="image blocks are not supported"):
+        await sdk.messages.create(model="m", max_tokens=3, messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}])  # type: ignore[list-item,typeddict-item]
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        async with sdk.messages.stream(**body("x" * 5000)):
+            pass
+    async with anthropic.AsyncAnthropic(base_url=f"{url}/x/wrong", api_key="none", max_retries=0) as stranger:
+        with pytest.raises(anthropic.AuthenticationError):
+            await stranger.messages.create(**body())
+
+
+async def test_the_secret_may_come_as_a_key(url: str, http: aiohttp.ClientSession) -> None:
+    for headers, status in (({"x-api-key": "s1"}, 200), ({"Authorization": "Bearer s1"}, 200), ({"x-api-key": "s9"}, 401), ({}, 401)):
+        async with http.post(f"{url}/v1/messages", json=body(), headers=headers) as answer:
+            assert answer.status == status
+
+
+async def test_probes_and_unknown_paths(url: str, http: aiohttp.ClientSession) -> None:
+    for path in ("/", "/x/s0/api/hello", "/api/hello"):
+        async with http.head(url + path) as answer:
+            assert answer.status == 200
+    async with http.get(f"{url}/x/s0/nothing") as answer:
+        assert answer.status == 404
+        assert (await answer.json())["error"]["type"] == "not_found_error"
+    async with http.post(f"{url}/x/s0/v1/messages", data=b"{") as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_headers_come_at_once_and_pings_while_it_waits(made: Bench, url: str, http: aiohttp.ClientSession) -> None:
+    made.engine.gate.clear()
+    asyncio.get_running_loop().call_later(0.5, made.engine.gate.set)
+    async with http.post(f"{url}/x/s0/v1/messages", json=body(stream=True)) as answer:
+        assert not made.engine.gate.is_set()
+        text = (await answer.read()).decode()
+    assert text.count("event: ping") >= 4
+    assert text.rstrip().endswith('data: {"type":"message_stop"}')
+
+
+async def test_a_long_plain_call_is_kept_alive_with_white_space(made: Bench, url: str, http: aiohttp.ClientSession) -> None:
+    made.engine.gate.clear()
+    asyncio.get_running_loop().call_later(0.4, made.engine.gate.set)
+    async with http.post(f"{url}/x/s0/v1/messages", json=body()) as answer:
+        assert not made.engine.gate.is_set()
+        raw = await answer.read()
+    assert raw.startswith(b"  ")
+    assert json.loads(raw)["content"] == [{"type": "text", "text": "done"}]
+
+
+async def test_a_broken_stream_ends_with_an_error_event_and_a_reset(made: Bench, url: str, http: aiohttp.ClientSession) -> None:
+    made.engine.replies += [EngineFault("gone"), EngineFault("gone"), "fine"]
+    async with http.post(f"{url}/x/s0/v1/messages", json=body(stream=True)) as answer:
+        received = await until_broken(answer)
+    assert b"event: error" in received
+    assert b"message_stop" not in received
+    async with http.post(f"{url}/x/s0/v1/messages", json=body()) as answer:
+        assert answer.status == 500
+    async with http.post(f"{url}/x/s0/v1/messages", json=body(stream=True)) as answer:
+        assert b"message_stop" in await answer.read()
+    assert [call.fate for call in made.tree().calls.values()] == [Fate.BROKEN, Fate.BROKEN, Fate.DELIVERED]
+
+
+async def test_a_disconnect_cancels_the_call(made: Bench, url: str) -> None:
+    made.engine.gate.clear()
+    made.engine.replies.append("a long answer")
+    async with aiohttp.ClientSession() as session:
+        answer = await session.post(f"{url}/x/s0/v1/messages", json=body(stream=True))
+        await answer.content.readany()
+        answer.close()
+    for _ in range(100):
+        if made.recorder.in_flight == 0:
+            break
+        await asyncio.sleep(0.02)
+    assert made.engine.cancelled == 1
+    call = next(iter(made.tree().calls.values()))
+    assert call.fate is Fate.CANCELLED
+    assert made.tree().tokens_of([call.sampled]).tolist() == made.engine.said[0][:3]
+
+
+async def test_retries_are_coalesced_and_replayed_byte_for_byte(made: Bench, url: str, http: aiohttp.ClientSession) -> None:
+    made.engine.gate.clear()
+    made.engine.replies.append(tool_call("bash", command="ls"))
+
+    async def post() -> bytes:
+        async with http.post(f"{url}/x/s0/v1/messages", json=body(stream=True)) as answer:
+            return (await answer.read()).replace(b'event: ping\ndata: {"type":"ping"}\n\n', b"")
+
+    both = [asyncio.create_task(post()) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    made.engine.gate.set()
+    first, second = await asyncio.gather(*both)
+    assert first == second == await post()
+    assert len(made.engine.seen) == 1
+
+
+async def test_a_gateway_that_stops_breaks_its_calls_visibly(made: Bench, url: str, http: aiohttp.ClientSession) -> None:
+    made.engine.gate.clear()
+    answer = await http.post(f"{url}/x/s0/v1/messages", json=body(stream=True))
+    await answer.content.readany()
+    await made.recorder.finish(0)
+    received = await until_broken(answer)
+    assert b"message_stop" not in received
+
+
+async def test_control_handlers_outlive_their_client(made: Bench) -> None:
+    done = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.2)
+        done.set()
+        return web.Response()
+
+    async with serving(made, more=lambda: [web.post("/control/slow", slow)]) as address, aiohttp.ClientSession() as session:
+        with pytest.raises(asyncio.TimeoutError):
+            await session.post(f"{address}/control/slow", timeout=aiohttp.ClientTimeout(total=0.05))
+        await asyncio.wait_for(done.wait(), 2)

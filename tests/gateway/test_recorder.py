@@ -1,0 +1,322 @@
+"""What is on the disk after a call is what was sampled, in the right place of the tree, before anybody saw it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from gyre_hpc.engines.protocol import EngineFault
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Ended, Started
+from gyre_hpc.gateway.canonical import Conversation, Head, normalise_messages
+from gyre_hpc.gateway.recorder import CallRequest, RecorderSettings
+from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.toolcalls import ToolPiece, blocks_of
+from gyre_hpc.harness.texts import COMPACT, compacted_prompt
+from tests.gateway.fakes import Bench, bench, tool_call
+from trees.records import Fate, NodeKind, Role
+
+HEAD = Head("Do it.", ({"name": "bash", "description": "", "input_schema": {"type": "object"}},))
+Messages = list[dict[str, Any]]
+
+
+@pytest.fixture
+async def made(tmp_path: Path, renderer: TurnRenderer) -> AsyncIterator[Bench]:
+    async with bench(tmp_path / "trees", renderer) as b:
+        yield b
+
+
+def request(messages: Messages, head: Head = HEAD, agent: str = "", max_tokens: int = 500) -> CallRequest:
+    digest = blake3(repr((messages, head, agent, max_tokens)).encode()).digest(16)
+    return CallRequest(Conversation(head, normalise_messages(messages)), max_tokens, agent, digest)
+
+
+async def finished(stream: CallStream) -> CallStream:
+    stream.follow()
+    seen = 0
+    while not stream.done:
+        seen += len(await asyncio.wait_for(stream.after(seen, 5), 6))
+    if stream.error is not None:
+        raise stream.error
+    stream.leave()
+    return stream
+
+
+async def ask(made: Bench, messages: Messages, reply: str = "done", execution: int = 0, **more: Any) -> Messages:
+    """One call; the history with the answer as a JavaScript harness would send it back."""
+    made.engine.replies.append(reply)
+    stream = await finished(made.recorder.open(execution, request(messages, **more)))
+    blocks = list(blocks_of(e for e in stream.events if not isinstance(e, Started | Ended)))
+    for block in blocks:
+        if block["type"] == "tool_use":
+            block["input"] = dict(sorted(json.loads(json.dumps(block["input"])).items(), reverse=True))
+    return [*messages, {"role": "assistant", "content": blocks}]
+
+
+def result(history: Messages, output: str = "ok") -> Messages:
+    """The history with a result for each tool call of its last turn."""
+    used = [block["id"] for block in history[-1]["content"] if block["type"] == "tool_use"]
+    return [*history, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": i, "content": output} for i in used]}]
+
+
+def say(text: str) -> Messages:
+    return [{"role": "user", "content": text}]
+
+
+async def test_a_conversation_is_one_line_and_its_tokens_are_those_of_the_engine(made: Bench) -> None:
+    """Arguments come back with other key order and 2.0 as 2; content toggles between string and blocks. No fork, no re-tokenising."""
+    history = await ask(
+        made, say("go"), "Look.\n" + '<tool_call>{"name": "bash",  "arguments": {"a": 2.0, "b": {"y": 1, "x": []}}}</tool_call>'
+    )
+    history = result(history)
+    history[0]["content"] = [{"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]
+    history[1]["content"][1]["input"]["a"] = 2
+    history = result(await ask(made, history, tool_call("bash", command="ls")))
+    await ask(made, history, "Fine.")
+    tree = made.tree()
+    assert [call.difference for call in tree.calls.values()] == ["clean"] * 3
+    assert [call.fate for call in tree.calls.values()] == [Fate.DELIVERED] * 3
+    assert len(tree.leaves) == 1
+    path = tree.path(tree.leaves[0])
+    assert [tree.nodes[n].kind for n in path] == [NodeKind.CONTEXT, *[NodeKind.CONTEXT, NodeKind.SAMPLED] * 3]
+    for call, asked, spoken in zip(tree.calls.values(), made.engine.seen, made.engine.said, strict=True):
+        assert tree.tokens_of(tree.path(call.prompt)).tolist() == asked.prompt
+        assert tree.tokens_of([call.sampled]).tolist() == spoken
+    columns = tree.columns
+    assert columns is not None
+    sampled = ~np.isnan(columns.logprobs)
+    assert np.array_equal(columns.versions[sampled], np.full(sampled.sum(), 3))
+    assert np.allclose(columns.logprobs[sampled], [-(t % 7) / 8 for t in columns.tokens[sampled]])
+
+
+async def test_stored_tokens_equal_the_whole_conversation_rendered(made: Bench, renderer: TurnRenderer) -> None:
+    """With canonical spelling from the policy, the path is token by token what the template makes of the history at the end."""
+    history = result(await ask(made, say("go"), tool_call("bash", command="ls")), "a b")
+    history = [*await ask(made, history, "Then."), {"role": "user", "content": "more"}]
+    await ask(made, history)
+    tree = made.tree()
+    last = tree.calls[max(tree.calls)]
+    assert tree.tokens_of(tree.path(last.prompt)).tolist() == renderer.root(Conversation(HEAD, normalise_messages(history)))
+
+
+async def test_a_turn_cut_by_max_tokens_is_closed_by_context(made: Bench, renderer: TurnRenderer) -> None:
+    made.engine.replies.append("long answer")
+    stream = await finished(made.recorder.open(0, request(say("go"), max_tokens=4)))
+    assert stream.events[-1] == Ended("max_tokens", 4)
+    await ask(made, [*say("go"), {"role": "assistant", "content": "long"}, *say("go on")])
+    tree = made.tree()
+    first, second = tree.calls.values()
+    assert (first.finish, second.difference) == ("length", "clean")
+    closing = next(n for n in tree.nodes.values() if n.parent == first.sampled)
+    assert closing.kind is NodeKind.CONTEXT
+    assert tree.tokens_of([closing.node])[0] == renderer.turn_end
+    assert tree.tokens_of([first.sampled]).tolist() == renderer.tokenizer.encode("long").ids
+
+
+async def test_executions_of_a_group_share_the_prompt(made: Bench) -> None:
+    for execution in range(3):
+        await ask(made, say("same task"), f"answer {execution}", execution)
+    await ask(made, say("other task"), "x", 0)
+    trees = [made.tree(e) for e in range(3)]
+    prompts = {next(iter(tree.calls.values())).prompt for tree in trees}
+    assert len(prompts) == 1
+    roots = {node.node for tree in trees for node in tree.nodes.values() if node.parent < 0}
+    assert len(roots) == 1
+
+
+async def test_a_retry_in_flight_is_coalesced_and_afterwards_replayed(made: Bench) -> None:
+    made.engine.gate.clear()
+    made.engine.replies.append("once")
+    first = made.recorder.open(0, request(say("go")))
+    assert made.recorder.open(0, request(say("go"))) is first
+    made.engine.gate.set()
+    await finished(first)
+    again = await finished(made.recorder.open(0, request(say("go"))))
+    assert again.events == first.events
+    assert len(made.engine.seen) == 1
+    assert made.recorder.usage(0) == (1, 5)
+    assert len(made.tree().calls) == 1
+
+
+async def test_the_same_body_from_another_execution_or_agent_is_another_call(made: Bench) -> None:
+    await ask(made, say("go"))
+    await ask(made, say("go"), execution=1)
+    await ask(made, say("go"), agent="a1")
+    assert len(made.engine.seen) == 3
+
+
+async def test_leaving_cancels_the_engine_and_keeps_the_tokens(made: Bench) -> None:
+    made.engine.gate.clear()
+    made.engine.replies += ["abcdefgh", "second try"]
+    stream = made.recorder.open(0, request(say("go")))
+    stream.follow()
+    await stream.after(1, 5)
+    stream.leave()
+    made.engine.gate.set()
+    retry = await finished(made.recorder.open(0, request(say("go"))))
+    assert retry is not stream
+    assert made.engine.cancelled == 1
+    tree = made.tree()
+    first, second = tree.calls.values()
+    assert (first.fate, first.finish) == (Fate.CANCELLED, "cancelled")
+    assert tree.tokens_of([first.sampled]).tolist() == made.engine.said[0][:3]
+    assert (second.fate, second.difference) == (Fate.DELIVERED, "retry")
+    assert first.prompt == second.prompt
+    assert not tree.incomplete
+
+
+async def test_an_engine_fault_is_broken_and_the_retry_is_a_new_call(made: Bench) -> None:
+    made.engine.replies += [EngineFault("gone"), "fine"]
+    with pytest.raises(CallFailed, match="gone"):
+        await finished(made.recorder.open(0, request(say("go"))))
+    await finished(made.recorder.open(0, request(say("go"))))
+    tree = made.tree()
+    assert [call.fate for call in tree.calls.values()] == [Fate.BROKEN, Fate.DELIVERED]
+    assert [tree.is_target(call.sampled) for call in tree.calls.values()] == [False, True]
+
+
+async def test_durable_before_visible(made: Bench) -> None:
+    """When the first tool call, or the end, is seen, another process already reads the call's end from the disk."""
+    made.engine.replies.append("text " + tool_call("bash", command="ls") + " tail")
+    stream = made.recorder.open(0, request(say("go")))
+    stream.follow()
+    seen, checked = 0, False
+    while not stream.done:
+        events = await stream.after(seen, 5)
+        seen += len(events)
+        assert made.tree().calls  # the intent comes before anything
+        if any(isinstance(event, ToolPiece | Ended) for event in events):
+            assert next(iter(made.tree().calls.values())).fate is Fate.DELIVERED
+            checked = True
+    assert checked
+
+
+async def test_intent_comes_before_the_engine_is_asked(made: Bench) -> None:
+    made.engine.gate.clear()
+    stream = made.recorder.open(0, request(say("go")))
+    stream.follow()
+    await stream.after(0, 5)
+    assert made.tree().incomplete
+    made.engine.gate.set()
+    await finished(stream)
+    assert not made.tree().incomplete
+
+
+async def test_compaction_sub_agent_and_roles(made: Bench) -> None:
+    """The way the bundled harness does it: sub-agent first, the main conversation, a summary of it, and a new start from that."""
+    helper = Head("Help.", HEAD.tools)
+    history = result(await ask(made, say("part"), tool_call("bash", command="x"), head=helper, agent="a1"))
+    await ask(made, history, "done that", head=helper, agent="a1")
+    history = result(await ask(made, say("task"), tool_call("bash", command="y")))
+    await ask(made, [*history, *say(COMPACT)], "the first")
+    fresh = say(compacted_prompt("task", "the first"))
+    history = result(await ask(made, fresh, tool_call("bash", command="z")))
+    await ask(made, history, "Finished.")
+    calls = list(made.tree().calls.values())
+    assert [call.role for call in calls] == [Role.SUB_AGENT] * 2 + [Role.MAIN, Role.MAIN_SUMMARY, Role.MAIN, Role.MAIN]
+    assert [call.difference for call in calls] == ["sub-agent", "clean", "clean", "clean", "compaction", "clean"]
+    tree = made.tree()
+    assert sorted(tree.role_of(leaf) for leaf in tree.leaves) == [Role.MAIN, Role.MAIN_SUMMARY, Role.SUB_AGENT]
+
+
+async def test_an_edited_message_forks_at_the_deepest_common_turn(made: Bench) -> None:
+    history = [*await ask(made, say("go"), "one"), *say("next")]
+    await ask(made, history, "two")
+    await ask(made, [*history[:-1], *say("other")], "three")
+    tree = made.tree()
+    first, second, third = tree.calls.values()
+    assert third.difference == "edit"
+    assert tree.nodes[second.prompt].parent == tree.nodes[third.prompt].parent == first.sampled
+
+
+async def test_an_empty_answer_may_vanish_from_the_history(made: Bench) -> None:
+    await ask(made, say("go"), "")
+    await ask(made, [*say("go"), *say("say something")], "yes")
+    tree = made.tree()
+    first, second = tree.calls.values()
+    assert tree.tokens_of([first.sampled]).tolist() == [made.renderer.turn_end]
+    assert tree.nodes[second.prompt].parent == first.sampled
+    assert second.difference == "clean"
+
+
+async def test_thoughts_are_restored_though_the_harness_drops_them(made: Bench) -> None:
+    history = await ask(made, say("go"), "<think>\nhm\n</think>\n\nyes")
+    kept = [block for block in history[-1]["content"] if block["type"] != "thinking"]
+    await ask(made, [*say("go"), {"role": "assistant", "content": kept}, *say("next")], "ok")
+    assert len(made.tree().leaves) == 1
+
+
+async def test_seeds_differ_by_call_and_execution_and_repeat(tmp_path: Path, renderer: TurnRenderer) -> None:
+    async def seeds(folder: str, seed: int) -> list[int]:
+        async with bench(tmp_path / folder, renderer, RecorderSettings(seed=seed, window=4096)) as b:
+            await ask(b, say("go"))
+            await ask(b, say("other"))
+            await ask(b, say("go"), execution=1)
+            return [r.sampling.seed for r in b.engine.seen]
+
+    one, same, other = await seeds("a", 1), await seeds("b", 1), await seeds("c", 2)
+    assert one == same
+    assert len({*one, *other}) == 6
+    assert all(0 <= seed < 2**63 for seed in one)
+
+
+async def test_limits(tmp_path: Path, renderer: TurnRenderer) -> None:
+    async with bench(tmp_path / "t", renderer, RecorderSettings(seed=0, window=200, max_calls=3, temperature=0.5)) as b:
+        await ask(b, say("go"), max_tokens=1000)
+        sampling = b.engine.seen[0].sampling
+        assert sampling.max_tokens == 200 - len(b.engine.seen[0].prompt)
+        assert (sampling.temperature, sampling.stop) == (0.5, renderer.stop_ids)
+        with pytest.raises(BadRequest, match=r"prompt is too long: \d+ tokens > 199 maximum"):
+            await ask(b, say("x" * 300))
+        with pytest.raises(BadRequest, match="end with a user message"):
+            await ask(b, [*say("go"), {"role": "assistant", "content": "prefill"}])
+        await ask(b, say("b"))
+        await ask(b, say("c"))
+        with pytest.raises(BadRequest, match="made 3 calls"):
+            await ask(b, say("d"))
+        assert b.recorder.count(0, Conversation(HEAD, normalise_messages(say("go")))) == len(b.engine.seen[0].prompt)
+        assert len(b.tree().calls) == 3
+
+
+async def test_finish_cancels_records_and_forgets(made: Bench) -> None:
+    made.engine.gate.clear()
+    made.engine.replies.append("abcdef")
+    stream = made.recorder.open(0, request(say("go")))
+    stream.follow()
+    await stream.after(1, 5)
+    assert made.recorder.in_flight == 1
+    assert await made.recorder.finish(0) == (1, 3)
+    with pytest.raises(CallFailed, match="over"):
+        await finished(stream)
+    assert made.recorder.in_flight == 0
+    assert next(iter(made.tree().calls.values())).fate is Fate.CANCELLED
+
+
+async def test_calls_that_run_together_share_commits(made: Bench) -> None:
+    made.engine.gate.clear()
+    streams = [made.recorder.open(e, request(say(f"task {i}"))) for i in range(30) for e in range(3)]
+    await asyncio.gather(*(stream.after(0, 5) for stream in streams))
+    made.engine.gate.set()
+    await asyncio.gather(*(finished(stream) for stream in streams))
+    assert made.recorder.committer.commits < 60
+    assert len(made.tree(2).calls) == 30
+
+
+async def test_a_store_that_cannot_be_written_fails_every_call(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(made.store, "commit", full)
+    with pytest.raises(CallFailed, match="No space left"):
+        await ask(made, say("go"))
+    with pytest.raises(CallFailed, match="No space left"):
+        await ask(made, say("later"), execution=1)
+    assert [error.errno for error in made.fatal if isinstance(error, OSError)] == [28]
+    assert made.engine.seen == []
+    monkeypatch.undo()
