@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, Spec, cluster
+from tests.slurm.cluster import REMEDY, Cluster, Spec, cluster, missing
 
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Cluster]:
     """Four idle nodes n1..n4. A short path: it holds a unix socket."""
+    lacking = missing()
+    if lacking:
+        pytest.skip(f"{', '.join(lacking)} not found: {REMEDY}")
     directory = Path(tempfile.mkdtemp(prefix="gyre-slurm-"))
     with cluster(directory, Spec(nodes=4)) as made:
         yield made

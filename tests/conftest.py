@@ -1,0 +1,40 @@
+"""Skips are declared in advance: in CI one that tests/skips.txt doesn't name, with its reason, fails the session."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+_DECLARED = Path(__file__).with_name("skips.txt")
+_undeclared: list[str] = []
+
+
+def declared(text: str) -> list[str]:
+    """The patterns of a list of skips. ValueError for one without a reason."""
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for line in lines:
+        if len(line) < 2:
+            raise ValueError(f"tests/skips.txt: {line[0]} has no reason")
+    return [line[0] for line in lines]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        patterns = declared(_DECLARED.read_text())
+        if not any(fnmatch(report.nodeid, pattern) for pattern in patterns):
+            _undeclared.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if _undeclared and os.environ.get("CI") and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _undeclared:
+        terminalreporter.section("skips that tests/skips.txt does not declare")
+        for nodeid in _undeclared:
+            terminalreporter.line(nodeid)
