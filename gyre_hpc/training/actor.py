@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from gyre_hpc.config import Config
 from gyre_hpc.durable import replace_directory
@@ -146,6 +147,10 @@ class Core(Satellite):
         self.version = 0
         self._zero = engine.Zero(self.model, self._parameters, config, rank, world, master, self.device)
 
+    def pull(self, flat: NDArray[np.float32]) -> None:
+        """Refused: the core's weights come from its optimizer, and only `load_state` may replace both."""
+        raise ValueError("the core takes no weights from anybody; load_state replaces weights and optimizer together")
+
     def lr(self, step: int) -> float:
         """Learning rate of step `step` (from 0): linear warm-up, then constant."""
         training = self.config.training
@@ -173,7 +178,7 @@ class Core(Satellite):
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face directory for the engines: whole or absent, durable when this returns. Rank 0 only.
 
-        Everything but the weights is copied from the model's own directory (configuration, tokenizer, chat template).
+        Everything but the weights is copied from the model's own directory (configuration, tokenizer, chat template). Raises GyreError.
         """
         if self.rank != 0:
             return
@@ -182,7 +187,12 @@ class Core(Satellite):
             self.model.save_pretrained(partial)
             shutil.copytree(self.model_dir, partial, ignore=shutil.ignore_patterns(*_NOT_COPIED), dirs_exist_ok=True)
 
-        replace_directory(directory, write)
+        try:
+            replace_directory(directory, write)
+        except (OSError, SafetensorError) as error:
+            raise GyreError(
+                f"weights {directory}: {error}", "free some space in run.dir, then run again: nothing half-written stays"
+            ) from error
 
     def state(self) -> CoreState:
         """This rank's part of a checkpoint: its shard of master weights and optimizer state, RNG. Views; write before the next step."""

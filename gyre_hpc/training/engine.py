@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,8 @@ def import_deepspeed() -> Any:
     """Import DeepSpeed without its chatter, and without letting it look for MPI."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")  # DeepSpeed calls what torch will rename
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.jit")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     import deepspeed
 

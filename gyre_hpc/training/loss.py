@@ -22,8 +22,6 @@ optimizer step divides once by the number of executions. All sums are additive o
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -129,21 +127,29 @@ def objective(
     }
 
 
-def target_logits(model: Callable[..., Any], ids: torch.Tensor, row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def target_logits(model: Any, ids: torch.Tensor, row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """float32[N, V]: the logits that predict the token at (row, position), for right-padded `ids` int64[R, L].
 
-    The head runs only where some row has a target, if the model can be told so (`logits_to_keep`): its output is the largest tensor.
+    The head sees the hidden states before targets and no others: its output over all positions would be the largest tensor of the step.
+    Handing them to it from a hook keeps what a model does around its head (scaling, soft caps). Raises ValueError for a model that calls
+    its head in another way.
     """
-    before = position - 1
-    if "logits_to_keep" in inspect.signature(getattr(model, "forward", model)).parameters:
-        kept, index = torch.unique(before, return_inverse=True)
-        some: torch.Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits
-        return some[row, index].float()
-    full: torch.Tensor = model(input_ids=ids, use_cache=False).logits
-    return full[row, before].float()
+
+    def only_targets(_head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden, *rest = args
+        return (hidden[row, position - 1].unsqueeze(0), *rest)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(only_targets)
+    try:
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    if logits.shape[:-1] != (1, len(row)):
+        raise ValueError(f"{type(model).__name__} gave logits {tuple(logits.shape)} for {len(row)} targets")
+    return logits[0].float()
 
 
-def batch_loss(model: Callable[..., Any], batch: Batch, rule: Objective, device: torch.device) -> tuple[torch.Tensor, Sums]:
+def batch_loss(model: Any, batch: Batch, rule: Objective, device: torch.device) -> tuple[torch.Tensor, Sums]:
     """The loss of one batch with its graph, and the sums."""
     ids, row, position, behaviour, weight, advantage = (
         torch.from_numpy(a).to(device) for a in (batch.ids, batch.row, batch.position, batch.behaviour, batch.weight, batch.advantage)

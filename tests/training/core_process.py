@@ -1,11 +1,12 @@
 """Core cells of several ranks, as a program: `python -m tests.training.core_process MODEL`, jobs as JSON on standard input.
 
-A job is {run, world, steps, dtype}: its ranks step on fixed rows until `steps`, checkpoint after each step, leave their weights behind in
-`run`, and begin at the newest checkpoint there. Ranks are forked, so that the imports (seconds) are paid once for all jobs.
+A job is {run, world, steps, dtype}: its ranks step on fixed rows until `steps`, checkpoint after each step, leave weights and norms
+in `run`, and begin at the newest checkpoint there. Ranks are forked, so that the imports (seconds) are paid once for all jobs.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import socket
@@ -31,14 +32,16 @@ def rank_main(model: str, job: dict[str, Any], port: int, rank: int) -> None:
     found = latest(paths)
     if found is not None:
         core.load_state(read_core(found, rank))
+    norms: list[float] = []
     while core.version < job["steps"]:
         core.zero()
         core.accumulate(make_rows(8, seed=core.version)[rank::world])
         gradient = torch.from_numpy(core.gradient())
         torch.distributed.all_reduce(gradient)
-        core.step(gradient.numpy(), 8)
+        norms.append(core.step(gradient.numpy(), 8).grad_norm)
         save(paths, core)
     np.save(paths.root / f"weights-rank{rank}.npy", core.snapshot())
+    np.save(paths.root / f"norms-rank{rank}.npy", norms)
     core.close()
     if "mpi4py" in sys.modules:
         raise SystemExit("MPI was imported")
@@ -58,6 +61,7 @@ def save(paths: RunPaths, core: Core) -> None:
 
 def main(model: str, jobs: list[dict[str, Any]]) -> None:
     import_deepspeed()
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")  # the engine's own late import, seconds for each rank
     context = multiprocessing.get_context("fork")
     for job in jobs:
         with socket.socket() as s:

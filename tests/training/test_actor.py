@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import subprocess
 import sys
@@ -143,6 +144,8 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(core: Core) -> None:
         core.step(np.ones(core.size, np.float32), 0)
     with pytest.raises(ValueError, match="flat vector"):
         core.step(np.ones(core.size - 1, np.float32), 1)
+    with pytest.raises(ValueError, match="takes no weights"):
+        core.pull(before)
     assert np.array_equal(core.snapshot(), before)
     assert core.version == 0
 
@@ -157,6 +160,24 @@ def test_export_is_a_directory_that_loads_with_tokenizer_files(core: Core, model
     assert (exported / "chat_template.jinja").read_bytes() == (model_dir / "chat_template.jinja").read_bytes()
     assert json.loads((exported / "config.json").read_text()) == json.loads((model_dir / "config.json").read_text())
     assert [child.name for child in exported.parent.iterdir()] == ["version-000001"]
+
+
+@pytest.mark.parametrize("limit", [100, 30_000])
+def test_an_export_that_finds_no_room_leaves_the_old_one(core: Core, tmp_path: Path, limit: int) -> None:
+    target = tmp_path / "version-000000"
+    core.export(target)
+    old = (target / "model.safetensors").read_bytes()
+    core.accumulate(ROWS)
+    core.step(core.gradient(), EXECUTIONS)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))  # Python ignores SIGXFSZ: writes beyond it fail as on a full disk
+    try:
+        with pytest.raises(GyreError, match="free some space"):
+            core.export(target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (target / "model.safetensors").read_bytes() == old
+    assert [child.name for child in tmp_path.iterdir()] == ["version-000000"]
 
 
 def test_checkpoint_and_resume_are_bit_equal(core: Core, tmp_path: Path) -> None:
@@ -233,10 +254,14 @@ def weights(run: Path, rank: int) -> NDArray[np.float32]:
 def test_two_core_ranks_step_like_one(core: Core, cells: Path) -> None:
     first = weights(cells / "straight", 0)
     assert np.array_equal(first, weights(cells / "straight", 1))
+    norms = []
     for step in range(3):
         core.zero()
         core.accumulate(make_rows(EXECUTIONS, seed=step))
-        core.step(core.gradient(), EXECUTIONS)
+        norms.append(core.step(core.gradient(), EXECUTIONS).grad_norm)
+    # Adam hardly sees a factor on its gradients (of a world size, say); the norm does.
+    for rank in range(2):
+        assert np.load(cells / "straight" / f"norms-rank{rank}.npy").tolist() == pytest.approx(norms, rel=1e-3)
     # Adam divides tiny gradients by tiny moments, so rounding grows; a lost or doubled half of the rows would be 100 times this.
     assert np.abs(first - core.snapshot()).max() < 1e-4
 
