@@ -1,4 +1,4 @@
-"""Fakes for the gateway's outer edges: an engine that speaks prepared answers, a ledger of secrets; and a tiny tokenizer with a template."""
+"""Fakes for the outer edges: an engine that speaks prepared answers, a ledger of secrets; and a tiny tokenizer with a template."""
 
 from __future__ import annotations
 

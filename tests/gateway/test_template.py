@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.canonical import Conversation, Head, Message, normalise_messages
 from gyre_hpc.gateway.template import TurnRenderer
-from tests.gateway.fakes import CHATML, tiny_model, tool_call
+from tests.gateway.fakes import CHATML, tiny_model
 
 TOOL = {"name": "bash", "description": "Run <it> & see", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
 HEADS = [Head(), Head("Sys é."), Head("Sys.", (TOOL,))]
