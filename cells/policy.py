@@ -7,6 +7,8 @@ when the waterlevel allows, satellites follow one at a time -> complete groups a
 Invariants:
 - the cells in training are a prefix; one transfer at a time; none between `CloseStep` and `StepDone` or during a publication;
 - a cell leaves only while the remaining rollout capacity covers every unfinished execution, and stays to the burst's end;
+- nothing is fed while cells of the last burst are on their way back: what is fed may be claimed by every cell in training, and one
+  that leaves would take its part of the gradient along. So the training set only grows between the first `Feed` of a step and its end;
 - every group is fed once or skipped once (no valid execution in it); a step is made of `groups_per_step` fed groups, see below;
 - every run ends if its executions do, its transfers succeed in the end and some groups are valid.
 
@@ -53,8 +55,12 @@ TRANSFER_ATTEMPTS = 3
 """A transfer that fails this often in a row can't be expected to succeed."""
 
 
+SKIPPED_BATCHES = 4
+"""So many batches' worth of groups in a row (16 groups at least) without one valid execution can't be bad luck."""
+
+
 class ScheduleStuck(Exception):
-    """The same transfer failed TRANSFER_ATTEMPTS times in a row."""
+    """Going on would never end: the same transfer fails again and again, or no group has a valid execution any more."""
 
 
 class Phase(Enum):
@@ -86,7 +92,7 @@ class ElasticPolicy:
         self.skipped: int = saved.get("skipped", 0)
         """Groups that were dropped because no execution of them was valid."""
         self.skipped_in_a_row = 0
-        """Skipped groups since the last one that was fed: many of them mean that something outside is broken."""
+        """Complete groups since the last one with a valid execution: many of them mean that something outside is broken."""
         self.phase = Phase.NEW
         self.roles = Roles.all_rollout(len(schedule.capacity))
         self._backlog = Backlog(Consumed(saved.get("consumed_below", 0), saved.get("consumed", ())))
@@ -95,7 +101,8 @@ class ElasticPolicy:
         """Groups of Dispatch decisions that were not answered yet."""
         self._burst_end: int = self.step
         self._returning = False
-        self._core_stays = False
+        self._stays = 0
+        """Cells of the last burst that stay in training: 1 (the core) or 0."""
         self._refused: set[int] = set()
         """Satellites whose transfer to training failed in this burst."""
         self._failures = 0
@@ -180,7 +187,11 @@ class ElasticPolicy:
     def _on_complete(self, event: GroupComplete) -> list[Decision]:
         if event.group not in self._fed:
             self._backlog.complete(event.group, event.valid)
-            self._skip_void()
+            self.skipped_in_a_row = 0 if event.valid else self.skipped_in_a_row + self._skip_void()
+            if self.skipped_in_a_row >= max(16, SKIPPED_BATCHES * self.schedule.groups_per_step):
+                raise ScheduleStuck(
+                    f"the last {self.skipped_in_a_row} groups had no valid execution; see why executions end in events.jsonl"
+                )
         return []
 
     def _on_transferred(self, event: TransferDone) -> list[Decision]:
@@ -229,12 +240,14 @@ class ElasticPolicy:
         self._returning = self.roles.prefix > 0
         # the rule for the core alone (qwengyre.md 2.3); satellites always go back
         batch_waits = len(self._backlog.ready()) >= self.schedule.groups_per_step
-        self._core_stays = self.roles.core_trains and batch_waits and self.waterlevel <= capacity_without(self.schedule, [0])
+        self._stays = int(self.roles.core_trains and batch_waits and self.waterlevel <= capacity_without(self.schedule, [0]))
         return decisions
 
     def _advance(self) -> list[Decision]:
         if self.phase is not Phase.BURST:
             return []
+        # the end of the returns opens the step for feeding
+        self._returning = self._returning and (self.roles.moving is not None or self.roles.prefix > self._stays)
         decisions = self._replace_skipped()
         decisions += self._feed()
         return decisions + self._move_or_close()
@@ -254,15 +267,17 @@ class ElasticPolicy:
             missing = min(missing, groups_that_fit(self.schedule, self.roles, self.waterlevel))
         return self._dispatch(missing)
 
-    def _skip_void(self) -> None:
-        for state in self._backlog.void():
+    def _skip_void(self) -> int:
+        """Drop groups with nothing to train on; how many."""
+        void = self._backlog.void()
+        for state in void:
             self._backlog.take(state.group)
             self._backlog.consumed.add(state.group)
-            self.skipped += 1
-            self.skipped_in_a_row += 1
+        self.skipped += len(void)
+        return len(void)
 
     def _feed(self) -> list[Decision]:
-        if not self.roles.core_trains or (self._returning and not self._core_stays):
+        if not self.roles.core_trains or self._returning:
             return []
         decisions: list[Decision] = []
         for state in self._backlog.ready():
@@ -272,7 +287,6 @@ class ElasticPolicy:
                 break
             self._backlog.take(state.group)
             self._fed.append(state.group)
-            self.skipped_in_a_row = 0
             decisions.append(Feed(state.group))
         return decisions
 
@@ -280,9 +294,7 @@ class ElasticPolicy:
         if self.roles.moving is not None:
             return []
         if self._returning:
-            if self.roles.prefix > (1 if self._core_stays else 0):
-                return self._transfer(self.roles.prefix - 1, Role.ROLLOUT)
-            self._returning = False
+            return self._transfer(self.roles.prefix - 1, Role.ROLLOUT)
         if not self.roles.core_trains:
             if self._backlog.ready() and may_leave(self.schedule, self.roles, 0, self.waterlevel):
                 return self._transfer(0, Role.TRAINING)

@@ -42,7 +42,7 @@ class World:
         self.step = self.published = 0
         self.steps: list[list[int]] = []
         """Groups of every step that is done."""
-        self.log: list[Decision] = []
+        self.trained: set[int] = set()
         self.over = False
         self.restarts = 0
         self._boot()
@@ -53,6 +53,8 @@ class World:
         self.pending: list[Event] = []
         self.dispatches: list[int] = []
         self.fed: list[int] = []
+        self.claimants: set[int] = set()
+        """Cells that may have a part of the open step's gradient."""
         self.closing = self.publishing = False
 
     # -- what happens ---------------------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class World:
     def finish_one(self, group: GroupFrontier) -> None:
         finished = group.finished + 1
         over = finished == group.size
-        valid = (0 if self.void() else group.size - self.draw(2)) if over else None
+        valid = (0 if self.void() else max(1, group.size - self.draw(2))) if over else None
         self.groups[group.group] = GroupFrontier(group.group, group.version, group.size, finished, valid)
         self.tell(ExecutionFinished(group.group))
         if valid is not None:
@@ -97,12 +99,14 @@ class World:
             case TransferDone(cell, to):
                 self.transfer = None
                 self.roles[cell] = to
+                self.note_claimants()
             case TransferFailed():
                 self.transfer = None
             case StepDone(step):
-                self.step, self.closing, self.saved = step, False, self.saving
-                self.steps.append(self.fed)
+                self.closing, self.saved = False, self.saving
+                self.note_step(step)
                 self.fed = []
+                self.claimants = set()
             case Published(version):
                 self.published, self.publishing = version, False
         self.tell(event)
@@ -112,8 +116,7 @@ class World:
         self.restarts += 1
         if self.closing and self.draw(2):
             self.saved = self.saving
-            self.steps.append(self.fed)
-            self.step += 1
+            self.note_step(self.step + 1)
         self._boot()
         self.published = self.step
         assert self.saved["step"] == self.step
@@ -128,7 +131,6 @@ class World:
     def carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             assert not self.over
-            self.log.append(decision)
             match decision:
                 case Dispatch(groups, version):
                     assert groups > 0
@@ -162,6 +164,7 @@ class World:
             assert self.waterlevel() <= remaining, "the cells that remain can't hold what is unfinished"
         else:
             assert transfer.cell == prefix - 1
+            assert transfer.cell not in self.claimants, "a cell leaves with a part of the gradient"
         self.transfer = transfer
         outcome = TransferFailed if self.fails() else TransferDone
         self.pending.append(outcome(transfer.cell, transfer.to))
@@ -172,13 +175,23 @@ class World:
         assert not self.closing
         assert frontier.valid, "an incomplete or void group was fed"
         assert group not in self.fed
-        assert all(group not in step for step in self.steps), "fed twice"
-        ready = [g for g in self.groups.values() if g.valid and g.group not in self.fed and not any(g.group in s for s in self.steps)]
+        assert group not in self.trained, "fed twice"
+        ready = [g for g in self.groups.values() if g.valid and g.group not in self.fed and g.group not in self.trained]
         assert (frontier.version, group) == min((g.version, g.group) for g in ready), "not the oldest complete group"
         self.fed.append(group)
+        self.note_claimants()
         bound = self.schedule.staleness_bound
         if bound is not None:
             assert self.step - frontier.version <= bound, "too stale"
+
+    def note_step(self, step: int) -> None:
+        self.step = step
+        self.steps.append(self.fed)
+        self.trained |= set(self.fed)
+
+    def note_claimants(self) -> None:
+        if self.fed:
+            self.claimants |= {cell for cell, role in enumerate(self.roles) if role is Role.TRAINING}
 
     def close(self, step: int) -> None:
         assert step == self.step + 1
