@@ -144,9 +144,9 @@ def tmpfs(directory):
 
 @contextlib.contextmanager
 def file_limit(directory):
-    """No file over 150 kB: what a full disk is to somebody who can't mount one (EFBIG instead of ENOSPC)."""
+    """No file over 90 kB: what a full disk is to somebody who can't mount one (EFBIG instead of ENOSPC)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, hard))
     try:
         yield
     finally:
@@ -155,7 +155,7 @@ def file_limit(directory):
 
 def fill(writer, kept):
     while len(kept) < 10_000:
-        execution = one_execution(writer, turns=2)
+        execution = one_execution(writer, turns=12)
         writer.commit()
         kept.append(execution)
 
@@ -189,11 +189,11 @@ def test_a_full_disk_raises_acknowledges_nothing_half_and_leaves_the_writer_usab
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         # Room again: what was buffered is written, and the store goes on.
         writer.commit()
-        kept += [kept[-1] + 1, one_execution(writer, turns=2)]
+        kept += [kept[-1] + 1, one_execution(writer, turns=12)]
         writer.seal()
         writer.close()
         assert verify(directory) == []
         with StoreReader(directory) as reader:
             assert sorted(reader.ends()) == kept
             for execution in kept:
-                assert_whole(reader, execution, turns=2)
+                assert_whole(reader, execution, turns=12)

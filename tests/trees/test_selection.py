@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trees.forests import SIZE, Model, Turn, turns
+from trees.records import CallEnd, Execution, Fate, Intent, Node, NodeKind, Role
+from trees.selection import select_paths
+from trees.tree import Call, Tree, build
+
+
+def grow(rows: list[Turn]) -> Tree:
+    """A tree of one execution from turns, without a store."""
+    rng, model = np.random.default_rng(len(rows)), Model()
+    calls = []
+    for call, turn in enumerate(rows):
+        anchors = [-1, *sorted(model.nodes)]
+        prompt = len(model.nodes)
+        tokens = rng.integers(0, 2, turn.context).astype(np.int32)
+        model.nodes[prompt] = Node(prompt, anchors[turn.anchor % len(anchors)], 4, call, NodeKind.CONTEXT, turn.role, tokens)
+        sampled = -1
+        if turn.sampled:
+            sampled, n = prompt + 1, turn.sampled
+            columns = (rng.integers(0, 99, n).astype(np.int32), -rng.random(n).astype(np.float32), np.full(n, call, np.int32))
+            model.nodes[sampled] = Node(sampled, prompt, 4, call, NodeKind.SAMPLED, turn.role, *columns)
+        end = CallEnd(call, 4, sampled, turn.fate, "stop", "clean") if turn.fate is not None else None
+        calls.append(Call.of(Intent(call, 4, prompt, turn.role, bytes(16)), end))
+    return build(Execution(4, 4 // SIZE, 4 % SIZE, 0), None, list(model.nodes.values()), calls)
+
+
+whole_turns = turns.filter(lambda turn: turn.fate is not None)
+
+
+@given(st.lists(whole_turns, min_size=1, max_size=25), st.integers(1, 30), st.integers(-5, 5))
+@settings(deadline=None)
+def test_every_target_was_sampled_in_a_delivered_call_and_is_trained_once(rows, jmax, seed):
+    tree = grow(rows)
+    paths = select_paths(tree, jmax, seed)
+    assert len(paths) <= jmax
+    trained = []
+    for index, path in enumerate(paths):
+        assert path.index == index
+        assert path.targets.any()
+        assert path.targets[-1]
+        assert len(path.tokens) == len(path.targets) == len(path.logprobs) == len(path.versions)
+        assert path.tokens.tolist() == tree.tokens_of(path.nodes).tolist()
+        assert list(path.nodes) == tree.path(path.nodes[-1])
+        assert path.nodes[-1] in tree.path(path.leaf)
+        at = 0
+        for node in path.nodes:
+            row = tree.nodes[node]
+            part = slice(at, at + row.length)
+            if path.targets[part].any():
+                call = tree.calls[row.call]
+                assert (row.kind, call.fate, call.sampled) == (NodeKind.SAMPLED, Fate.DELIVERED, node)
+                assert path.targets[part].all()
+                where = tree.column_slices([node])[0]
+                assert path.logprobs[part].tolist() == tree.columns.logprobs[where].tolist()
+                assert path.versions[part].tolist() == tree.columns.versions[where].tolist()
+                trained += [(node, i) for i in range(row.length)]
+            at += row.length
+        assert at == len(path.tokens)
+        assert (path.logprobs[~path.targets] == 0).all()
+        assert (path.versions[~path.targets] == -1).all()
+    assert len(trained) == len(set(trained))
+    targets = {(node, i) for node in tree.nodes if tree.is_target(node) for i in range(tree.nodes[node].length)}
+    assert set(trained) <= targets
+    if len(paths) < jmax:
+        assert set(trained) == targets
+    if trained:
+        assert sum(path.weight * path.targets.sum() for path in paths) == pytest.approx(1.0)
+        assert all(path.weight == 1.0 / len(trained) for path in paths)
+
+
+@given(st.lists(whole_turns, min_size=1, max_size=25), st.integers(0, 5))
+@settings(deadline=None)
+def test_the_same_seed_makes_the_same_choice_and_more_paths_only_add(rows, seed):
+    fewer, again, more = (select_paths(grow(rows), jmax, seed) for jmax in (2, 2, 4))
+    assert [path.nodes for path in fewer] == [path.nodes for path in again] == [path.nodes for path in more][: len(fewer)]
+    assert [path.targets.tolist() for path in fewer] == [path.targets.tolist() for path in more][: len(fewer)]
+
+
+@given(st.lists(whole_turns, min_size=1, max_size=25), st.integers(0, 5))
+@settings(deadline=None)
+def test_a_class_is_taken_only_when_those_above_have_no_target_left(rows, seed):
+    tree = grow(rows)
+    left = {node for node in tree.nodes if tree.is_target(node)}
+    for path in select_paths(tree, 99, seed):
+        role = tree.role_of(path.leaf)
+        assert all(not left & set(tree.path(leaf)) for leaf in tree.leaves if tree.role_of(leaf) < role)
+        left -= set(path.nodes)
+    assert not left
+
+
+def test_a_leaf_is_drawn_in_proportion_to_its_targets():
+    rows = [Turn(4, 0, 1, n, Role.MAIN, Fate.DELIVERED, "") for n in (1, 3)]
+    first = [select_paths(grow(rows), 1, seed)[0].targets.sum() for seed in range(2000)]
+    assert np.mean(np.array(first) == 3) == pytest.approx(0.75, abs=0.04)
+
+
+def test_an_incomplete_tree_and_one_without_targets_are_not_trained_on():
+    delivered = Turn(4, 0, 1, 3, Role.MAIN, Fate.DELIVERED, "")
+    assert select_paths(grow([delivered, Turn(4, 0, 1, 3, Role.MAIN, None, "")]), 5, 0) == []
+    assert (
+        select_paths(grow([Turn(4, 0, 1, 3, Role.MAIN, fate, "") for fate in (Fate.SUPERSEDED, Fate.BROKEN, Fate.CANCELLED)]), 5, 0) == []
+    )
+    assert len(select_paths(grow([delivered]), 5, 0)) == 1
+    with pytest.raises(ValueError, match="jmax = 0"):
+        select_paths(grow([delivered]), 0, 0)
+
+
+def test_the_class_of_a_context_leaf_is_that_of_the_call_it_prompted():
+    tree = grow([Turn(4, 0, 1, 0, Role.SUB_AGENT, Fate.BROKEN, "")])
+    assert [tree.role_of(leaf) for leaf in tree.leaves] == [Role.SUB_AGENT]
