@@ -69,6 +69,11 @@ class Batch:
         return bool(self._active or self._waiting)
 
     @property
+    def ready(self) -> bool:
+        """Whether `step` has something to do and weights to do it with."""
+        return self.model is not None and self.busy
+
+    @property
     def counts(self) -> dict[str, int]:
         return {"active": len(self._active), "waiting": len(self._waiting), "tokens": self.tokens, "prefix_hits": self._prefixes.hits}
 

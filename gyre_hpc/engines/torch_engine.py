@@ -152,6 +152,8 @@ def _command(spec: EngineSpec, ready: int) -> list[str]:
     unknown = sorted(set(spec.options) - set(_DEFAULTS))
     if unknown:
         raise ConfigError(f"rollout.options.{unknown[0]} is unknown to the torch engine", f"valid: {', '.join(_DEFAULTS)}")
+    if not (spec.model / "config.json").is_file():
+        raise ConfigError(f"model {spec.model}: no config.json there", "give the directory of a Hugging Face causal LM")
     options = {**_DEFAULTS, **spec.options}
     options["rows"] = options["rows"] or spec.capacity
     options["device"] = options["device"] or "auto"

@@ -51,6 +51,7 @@ class ModelLoop(threading.Thread):
         self.batch = batch
         self._deliver = deliver
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = False
 
     def submit(self, command: Callable[[], T]) -> Future[T]:
         """Run `command` in the model thread before its next step."""
@@ -65,17 +66,19 @@ class ModelLoop(threading.Thread):
         self._commands.put(run)
         return future
 
+    def stop(self) -> None:
+        """End after the current step."""
+        self.submit(lambda: setattr(self, "_stopping", True)).result()
+        self.join()
+
     def run(self) -> None:
         try:
-            while True:
-                working = self.batch.busy and self.batch.model is not None
-                try:
-                    while True:
-                        self._commands.get(block=not working)()
-                        working = working or (self.batch.busy and self.batch.model is not None)
-                except queue.Empty:
-                    pass
-                if ready := self.batch.step():
+            while not self._stopping:
+                if not self.batch.ready:
+                    self._commands.get()()
+                while not self._commands.empty():
+                    self._commands.get()()
+                if self.batch.ready and (ready := self.batch.step()):
                     self._deliver(ready)
         except BaseException:
             log.exception("the model loop broke; the engine ends")
@@ -116,7 +119,12 @@ class Server:
         }
         app.add_routes([web.post(f"/{secret}/{name}", handler) for name, handler in routes.items()])
         app.add_routes([web.get(f"/{secret}/health", self.health)])
+        app.on_cleanup.append(self._stop)
         return app
+
+    async def _stop(self, app: web.Application) -> None:
+        self._heart.cancel()
+        await asyncio.to_thread(self._model.stop)
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         body = orjson.loads(await http.read())
@@ -214,11 +222,12 @@ def _line(item: TokenChunk | str | None) -> bytes:
     return orjson.dumps({"t": item.tokens, "l": item.logprobs, "v": item.versions, "f": item.finish}) + b"\n"
 
 
-def _options(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of one engine."""
     parser = argparse.ArgumentParser(description="The torch engine of one cell.")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--host", required=True)
-    parser.add_argument("--ready-fd", type=int, required=True, help="gets one line with our URL when we listen")
+    parser.add_argument("--ready-fd", type=int, help="gets one line with our URL when we listen")
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--device", required=True)
     for name in ("version", "window", "threads", "rows", "flush", "prefill", "prefix-mb"):
@@ -226,32 +235,39 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+async def listen(options: argparse.Namespace) -> tuple[web.AppRunner, str]:
+    """Load the model and listen on a free port; returns what to clean up, and the URL."""
+    secret = secrets.token_urlsafe(16)
+    runner = web.AppRunner(Server(options).application(secret), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+    await runner.setup()
+    await web.TCPSite(runner, options.host, 0, backlog=1024).start()
+    port = runner.addresses[0][1]
+    log.info("listening on %s:%d", options.host, port)
+    return runner, f"http://{options.host}:{port}/{secret}"
+
+
 async def _serve(options: argparse.Namespace) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    secret = secrets.token_urlsafe(16)
-    runner = web.AppRunner(Server(options).application(secret), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
-    await runner.setup()
-    site = web.TCPSite(runner, options.host, 0, backlog=1024)
-    await site.start()
-    port = runner.addresses[0][1]
+    runner, url = await listen(options)
     with os.fdopen(options.ready_fd, "w") as ready:
-        ready.write(f"http://{options.host}:{port}/{secret}\n")
-    log.info("listening on %s:%d", options.host, port)
+        ready.write(url + "\n")
     await stopped.wait()
     await runner.cleanup()
 
 
 def main() -> None:
-    options = _options(sys.argv[1:])
+    options = parse(sys.argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     torch.set_num_threads(options.threads)
     sys.setswitchinterval(0.0005)  # two threads that each work in bursts of a fraction of a millisecond
     # Slurm signals every process of a step; only our owner ends us
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     asyncio.run(_serve(options))
+    logging.shutdown()
+    os._exit(0)  # taking torch apart costs up to a second, and there is nothing left to save
 
 
 if __name__ == "__main__":

@@ -269,6 +269,8 @@ def command(spec: EngineSpec, port: int) -> list[str]:
     given = {name.replace("_", "-"): value for name, value in spec.options.items() if name != _KV_GIB}
     if taken := sorted(_OURS & set(given)):
         raise ConfigError(f"rollout.options.{taken[0]} is set by the engine itself", f"remove it; ours are {', '.join(sorted(_OURS))}")
+    if not (spec.model / "config.json").is_file():
+        raise ConfigError(f"model {spec.model}: no config.json there", "give the directory of a Hugging Face causal LM")
     options: dict[str, object] = {
         "model": spec.model.resolve(),
         "host": spec.host,

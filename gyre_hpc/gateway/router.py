@@ -26,8 +26,6 @@ from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, 
 
 log = logging.getLogger(__name__)
 
-_COOL_DOWN = 0.2
-"""Seconds without new calls after an engine's first fault in a row; doubles up to `_COOL_DOWN_MAX`."""
 _COOL_DOWN_MAX = 5.0
 _HELD_LOG = 30.0
 """Seconds between the log lines of a held call. A hold has no deadline of its own: the execution's budgets and the run's end it."""
@@ -68,9 +66,13 @@ class _Call:
 class Router:
     """Routes of all cells, and the calls on them."""
 
-    def __init__(self, faults: int = 8, connector: Callable[[EngineAddress], EngineClient] = connect) -> None:
-        """`faults`: engine faults that one call survives in a row, without a token in between."""
+    def __init__(self, faults: int = 8, cool_down: float = 0.2, connector: Callable[[EngineAddress], EngineClient] = connect) -> None:
+        """`faults`: engine faults that one call survives in a row, without a token in between.
+
+        `cool_down`: seconds without new calls after an engine's first fault in a row; doubles with each, up to 5 s.
+        """
         self._faults = faults
+        self._cool_down = cool_down
         self._connector = connector
         self._routes: dict[int, _Route] = {}
         self._home: dict[int, int] = {}
@@ -254,7 +256,7 @@ class Router:
         """Count a fault of an open route; raises it when the call has had enough."""
         route.faults += 1
         call.faults += 1
-        pause = min(_COOL_DOWN * 2.0 ** (route.faults - 1), _COOL_DOWN_MAX)
+        pause = min(self._cool_down * 2.0 ** (route.faults - 1), _COOL_DOWN_MAX)
         route.not_before = asyncio.get_running_loop().time() + pause
         log.warning("cell %d, call %s, fault %d of %d: %s", route.cell, call.request.request_id, call.faults, self._faults, fault)
         if call.faults > self._faults:

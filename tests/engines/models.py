@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3ForCausalLM
+
+from gyre_hpc.engines import torch_server
+from gyre_hpc.engines.protocol import EngineAddress
 
 VOCABULARY = 300
 
@@ -20,7 +26,7 @@ def save_random(path: Path, seed: int, config: PretrainedConfig | None = None, k
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=512,
         tie_word_embeddings=True,
     )
@@ -33,11 +39,28 @@ def save_random(path: Path, seed: int, config: PretrainedConfig | None = None, k
     return path
 
 
+@cache
+def _plain(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
 def plain_logprobs(path: Path, prompt: list[int], tokens: list[int], temperature: float = 1.0) -> list[float]:
     """Log-probs (nats) of `tokens` after `prompt` by one transformers forward pass without any cache."""
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0] / (temperature or 1.0)
+        logits = _plain(path)(torch.tensor([prompt + tokens]), use_cache=False).logits[0] / (temperature or 1.0)
     logp = logits.log_softmax(-1)
     first = len(prompt) - 1
     return [float(logp[first + i, token]) for i, token in enumerate(tokens)]
+
+
+@asynccontextmanager
+async def serving(model: Path, count: int, *, rows: int = 8, window: int = 256, flush: int = 2) -> AsyncIterator[list[EngineAddress]]:
+    """Real torch engine servers, HTTP and model thread and all, inside this process: a process of its own takes seconds to import."""
+    options = {"version": 0, "window": window, "threads": 1, "rows": rows, "flush": flush, "prefill": 512, "prefix-mb": 16}
+    named = {"model": model, "host": "127.0.0.1", "dtype": "float32", "device": "cpu", **options}
+    runners = [await torch_server.listen(torch_server.parse([f"--{k}={v}" for k, v in named.items()])) for _ in range(count)]
+    try:
+        yield [EngineAddress("torch", url, rows, window) for _, url in runners]
+    finally:
+        for runner, _ in runners:
+            await runner.cleanup()

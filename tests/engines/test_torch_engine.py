@@ -1,0 +1,139 @@
+"""The torch engine as a process: what the leader and the gateway see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.engines.factory import connect, start_engine
+from gyre_hpc.engines.protocol import EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
+from gyre_hpc.engines.torch_engine import TorchEngine
+from gyre_hpc.errors import ConfigError
+from tests.engines.models import VOCABULARY, plain_logprobs
+
+TOLERANCE = 1e-4
+
+
+def request(name: str, count: int, **sampling: object) -> GenerateRequest:
+    rng = random.Random(name)
+    return GenerateRequest(name, [rng.randrange(VOCABULARY) for _ in range(20)], Sampling(count, **sampling))  # type: ignore[arg-type]
+
+
+async def collect(engine: TorchEngine, call: GenerateRequest) -> list[TokenChunk]:
+    client = connect(engine.address)
+    try:
+        return [chunk async for chunk in client.generate(call)]
+    finally:
+        await client.close()
+
+
+def joined(chunks: list[TokenChunk]) -> tuple[list[int], list[float], list[int]]:
+    return (
+        [t for c in chunks for t in c.tokens],
+        [x for c in chunks for x in c.logprobs],
+        [v for c in chunks for v in c.versions],
+    )
+
+
+async def test_streams_in_chunks_with_true_log_probs(engine: TorchEngine, models: tuple[Path, Path]) -> None:
+    call = request("a", 30, seed=4, temperature=0.8)
+    chunks = await collect(engine, call)
+    tokens, logprobs, versions = joined(chunks)
+    assert [c.finish for c in chunks] == [None] * 7 + ["length"]
+    assert len(tokens) == 30
+    assert set(versions) == {0}
+    expected = plain_logprobs(models[0], call.prompt, tokens, 0.8)
+    assert max(abs(a - b) for a, b in zip(expected, logprobs, strict=True)) < TOLERANCE
+
+
+async def test_closing_the_iterator_frees_the_row_at_once(engine: TorchEngine) -> None:
+    client = connect(engine.address)
+    stream = client.generate(request("long", 200))
+    await anext(stream)
+    assert (await asyncio.to_thread(engine.health, 5.0))["active"] == 1
+    await stream.aclose()
+    began = time.monotonic()
+    while (await asyncio.to_thread(engine.health, 5.0))["active"]:
+        assert time.monotonic() - began < 1.0
+    await client.close()
+
+
+async def test_what_can_never_be_served_is_refused(engine: TorchEngine) -> None:
+    for bad in (GenerateRequest("w", [1] * 256, Sampling(1)), GenerateRequest("v", [VOCABULARY], Sampling(1))):
+        with pytest.raises(RequestRefused):
+            await collect(engine, bad)
+
+
+async def test_pause_faults_what_is_in_flight_and_refuses_until_resume(engine: TorchEngine) -> None:
+    client = connect(engine.address)
+    stream = client.generate(request("p", 200))
+    await anext(stream)
+    await asyncio.to_thread(engine.pause, 5.0)
+    with pytest.raises(EngineFault, match="paused"):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineFault, match="paused"):
+        await collect(engine, request("q", 3))
+    await asyncio.to_thread(engine.resume, 5.0)
+    assert len(joined(await collect(engine, request("q", 3)))[0]) == 3
+    await client.close()
+
+
+async def test_update_in_flight_and_release_and_restore(engine: TorchEngine, models: tuple[Path, Path]) -> None:
+    client = connect(engine.address)
+    call = request("u", 200, seed=1)
+    stream = client.generate(call)
+    chunks = [await anext(stream)]
+    began = time.monotonic()
+    await asyncio.to_thread(engine.update_weights, models[1], 7, 10.0)
+    assert time.monotonic() - began < 5.0
+    chunks += [chunk async for chunk in stream]
+    tokens, logprobs, versions = joined(chunks)
+    assert versions == sorted(versions)
+    assert set(versions) == {0, 7}
+    by_version = {v: plain_logprobs(m, call.prompt, tokens) for v, m in ((0, models[0]), (7, models[1]))}
+    assert max(abs(by_version[v][i] - x) for i, (v, x) in enumerate(zip(versions, logprobs, strict=True))) < TOLERANCE
+
+    await asyncio.to_thread(engine.release, 5.0)
+    with pytest.raises(EngineFault):
+        await collect(engine, call)
+    with pytest.raises(EngineFault, match="answered 400 to restore"):
+        await asyncio.to_thread(engine.restore, models[0].parent, 8, 5.0)
+    await asyncio.to_thread(engine.restore, models[0], 0, 5.0)
+    fresh = joined(await collect(engine, call))
+    assert set(fresh[2]) == {0}
+    expected = plain_logprobs(models[0], call.prompt, fresh[0])
+    assert max(abs(a - b) for a, b in zip(expected, fresh[1], strict=True)) < TOLERANCE
+    await client.close()
+
+
+async def test_killed_engine_is_a_fault_at_both_sides(models: tuple[Path, Path], tmp_path: Path) -> None:
+    engine = start_engine(EngineSpec("torch", models[0], 0, 8, 256, tmp_path / "log", options={"flush": 1}), 60.0)
+    client = connect(engine.address)
+    stream = client.generate(request("k", 200))
+    await anext(stream)
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineFault):
+        async for _ in stream:
+            pass
+    while engine.alive():
+        await asyncio.sleep(0.01)
+    with pytest.raises(EngineFault, match="ended with status -9"):
+        await asyncio.to_thread(engine.update_weights, models[1], 1, 5.0)
+    engine.stop()
+    await client.close()
+
+
+def test_bad_starts_say_why(models: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.options\.flushh"):
+        start_engine(EngineSpec("torch", models[0], 0, 8, 256, tmp_path / "log", options={"flushh": 1}), 60.0)
+    with pytest.raises(ConfigError, match="torch or vllm"):
+        start_engine(EngineSpec("tgi", models[0], 0, 8, 256, tmp_path / "log"), 60.0)
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        start_engine(EngineSpec("torch", tmp_path, 0, 8, 256, tmp_path / "log"), 60.0)
