@@ -222,6 +222,7 @@ class Running:
         self._began = time.monotonic()
         self._text = b""
         self._init: int | None = None
+        self._doomed = False
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self.set_up: asyncio.Future[None] = loop.create_future()
@@ -253,11 +254,14 @@ class Running:
         return Exit(code, seconds, started=code is not None)
 
     def kill(self) -> None:
-        """SIGKILL to the box's pid 1 (the kernel then kills all the others) and to bwrap itself."""
+        """SIGKILL to the box's pid 1 (the kernel then kills all the others) and to bwrap itself.
+
+        While bwrap has not said who pid 1 is, that waits for it: bwrap killed in mid-setup leaves a child that waits for ever.
+        """
+        self._doomed = True
         if self._init is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
             self._popen.kill()
 
     def _read_status(self) -> None:
@@ -267,6 +271,8 @@ class Running:
             pid = json.loads(self._text.splitlines()[0])["child-pid"]
             with contextlib.suppress(ProcessLookupError):
                 self._init = os.pidfd_open(pid)
+            if self._doomed:
+                self.kill()
         if not self.set_up.done() and (self._text or not data):
             self.set_up.set_result(None)
         if not data:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import signal
 import sys
 import tempfile
@@ -131,7 +132,7 @@ class Supervisor:
             await asyncio.to_thread(workspace.remove, folder.root)
 
     async def _execute(self, work: Work, folder: workspace.Folder) -> Outcome:
-        task = harbor.load(Path(work.task))
+        task = _task(work.task)
         async with self._starts:
             await asyncio.to_thread(workspace.prepare, folder, task.environment, scoring.caps_of(self._config.harness))
             running = self._start(work, folder, task.instruction)
@@ -141,7 +142,7 @@ class Supervisor:
             except asyncio.CancelledError:
                 running.kill()
                 raise
-        ending = await self._agent(running, folder)
+        ending = await self._agent(running, folder, min(self._config.harness.timeout, task.agent_timeout))
         detail = "" if ending is Ending.FINISHED else _last_line(folder.log)
         if not endings.TABLE[ending].grade:
             return Outcome(ending, detail=detail)
@@ -160,7 +161,7 @@ class Supervisor:
         with open(folder.log, "wb") as output:
             return sandbox.start(self._host, box, self._program.argv(instruction), output)
 
-    async def _agent(self, running: sandbox.Running, folder: workspace.Folder) -> Ending:
+    async def _agent(self, running: sandbox.Running, folder: workspace.Folder, budget: float) -> Ending:
         """Wait for the harness within its budget, and for its workspace to stay within its limits."""
         over = False
 
@@ -174,10 +175,16 @@ class Supervisor:
 
         looking = asyncio.get_running_loop().create_task(look())
         try:
-            ended = await running.wait(self._config.harness.timeout)
+            ended = await running.wait(budget)
         finally:
             looking.cancel()
         return endings.of_exit(ended, bundled=True, over_disk=over)
+
+
+@functools.lru_cache(maxsize=1024)
+def _task(path: str) -> harbor.Task:
+    """A group's executions share one task; its folder does not change."""
+    return harbor.load(Path(path))
 
 
 def _last_line(log: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,10 +137,32 @@ def remove(root: Path) -> None:
         return
     except (OSError, RecursionError):
         pass
-    subprocess.run(["chmod", "-R", "u+rwx", str(root)], capture_output=True, check=False)
-    done = subprocess.run(["rm", "-rf", "--", str(root)], capture_output=True, check=False)
-    if os.path.lexists(root):
-        raise GyreError(f"{root} can't be removed: {done.stderr.decode(errors='replace').strip()[:200]}", "remove it by hand")
+    try:
+        _remove_flat(root)
+    except OSError as error:
+        raise GyreError(f"{root} can't be removed: {error.strerror}", "remove it by hand") from None
+
+
+def _remove_flat(root: Path) -> None:
+    """Delete a tree that is too deep or closed for rmtree: every folder is moved next to `root` before it is emptied."""
+    beside = root.with_name(f".{root.name}.removed")
+    beside.mkdir(exist_ok=True)
+    pending = [str(root), *(entry.path for entry in os.scandir(beside))]
+    moved = len(pending)
+    while pending:
+        folder = pending.pop()
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as found:
+            for entry in found:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                os.chmod(entry.path, 0o700)
+                pending.append(str(beside / str(moved)))
+                os.rename(entry.path, pending[-1])
+                moved += 1
+        os.rmdir(folder)
+    beside.rmdir()
 
 
 def sweep(workspaces: Path, attempt: int) -> int:
