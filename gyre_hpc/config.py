@@ -278,8 +278,12 @@ def _cross_check(config: Config, origin: str) -> None:
             f"{origin}: harness.max_tokens = {config.harness.max_tokens} leaves no prompt in model.window = {config.model.window}",
             "raise model.window or lower harness.max_tokens",
         )
-    if config.schedule.phi + config.schedule.mu < config.schedule.mu:
-        raise ConfigError(f"{origin}: schedule.phi = {config.schedule.phi}", "0 or more")
+    bound, mu = config.schedule.staleness_bound, config.schedule.mu
+    if bound is not None and bound < mu - 1:
+        raise ConfigError(
+            f"{origin}: schedule.staleness_bound = {bound} can't be kept in bursts of schedule.mu = {mu} steps",
+            f"{mu - 1} or more, or a smaller mu",
+        )
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

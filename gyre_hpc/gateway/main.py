@@ -102,6 +102,7 @@ class Gateway:
                 await self._stop.wait()
                 await asyncio.sleep(LAST_WORDS if self._fatal else 0.0)
             finally:
+                control.stop()
                 sealing.cancel()
                 await asyncio.wait([sealing])
                 await recorder.close()

@@ -19,6 +19,7 @@ from mpi4py import MPI  # noqa: E402
 from cells import reduce  # noqa: E402
 from cells.claims import Claims  # noqa: E402
 from cells.communicators import Communicators, Layout, WorldMismatch, build  # noqa: E402
+from cells.waiting import DeadlineExceeded  # noqa: E402
 
 STEPS = (40, 0, 1, 25)
 ELEMENTS = 1000
@@ -99,6 +100,24 @@ def check_sums(comms: Communicators, layout: Layout) -> None:
     assert (copy == 5).all()
 
 
+def check_deadline(comms: Communicators, layout: Layout) -> None:
+    """A sum that the others are late for ends by its deadline, and is whole once they have come."""
+    everyone = comms.prefix(layout.cells)
+    gradient = np.ones(ELEMENTS, np.float32)
+    if comms.cell_index == 0:
+        pending = reduce.start_sum(everyone, gradient)
+        if layout.cells > 1:
+            with pytest.raises(DeadlineExceeded, match=r"the late sum: not there after 0\.1 s"):
+                pending.wait("the late sum", 0.1, lambda line: None)
+        for cell in range(1, layout.cells):
+            everyone.send("now", cell, tag=9)
+        pending.wait("sum", 20, print)
+        assert (gradient == layout.cells).all()
+    else:
+        assert everyone.recv(source=0, tag=9) == "now"
+        reduce.start_sum(everyone, gradient).wait("sum", 20, print)
+
+
 def main() -> None:
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
     ranks_per_cell = int(sys.argv[1])
@@ -113,6 +132,7 @@ def main() -> None:
         check_claims(comms.control)
     if not comms.is_controller:
         check_sums(comms, layout)
+        check_deadline(comms, layout)
     MPI.COMM_WORLD.Barrier()
     MPI.Finalize()
     print(f"passed {rank} of {size}", flush=True)
