@@ -1,0 +1,81 @@
+"""kill -9 of each process of a run, one after another: it goes on, or it stops in 30 s with 75 and one line, leaves nothing, and resumes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.job.jobs import Job, make, until
+
+pytestmark = [pytest.mark.job, pytest.mark.timeout(900)]
+
+VICTIMS = {
+    "controller": lambda p: _module(p, "gyre_hpc.controller.main") and p.environ().get("PMI_RANK") == "0",
+    "satellite": lambda p: _module(p, "gyre_hpc.controller.main") and p.environ().get("PMI_RANK") == "2",
+    "gateway": lambda p: _module(p, "gyre_hpc.gateway.main"),
+    "engine": lambda p: _module(p, "gyre_hpc.engines.torch_server"),
+    "supervisor": lambda p: _module(p, "gyre_hpc.executions.supervisor"),
+}
+STEPS = 9
+
+
+def _module(process: psutil.Process, name: str) -> bool:
+    return name in " ".join(process.cmdline())
+
+
+def victim(job: Job, name: str) -> psutil.Process:
+    for process in job.processes():
+        try:
+            if VICTIMS[name](process):
+                return process
+        except psutil.Error:
+            continue
+    raise AssertionError(f"no {name} among {[p.cmdline()[:4] for p in job.processes()]}")
+
+
+def test_every_process_may_be_killed(tmp_path: Path) -> None:
+    job = make(tmp_path, run={"steps": STEPS}, harness={"tool_delay": 0.3})
+    for number, name in enumerate(VICTIMS, 1):
+        log = tmp_path / f"{name}.log"
+        process = job.start(log)
+        until(f"step in attempt {number}", lambda n=number: len(job.steps()) >= n or process.poll() is not None, 300)  # type: ignore[misc]
+        assert process.poll() is None, log.read_text()
+        victim(job, name).send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        assert process.wait(60) == 75, f"{name}: {log.read_text()}"
+        assert time.monotonic() - killed < 30, name
+        last = log.read_text().strip().splitlines()[-1]
+        assert "the same command resumes" in last, f"{name}: {last}"
+        assert not job.processes(), f"{name}: {[p.cmdline() for p in job.processes()]}"
+    driver = job.start(tmp_path / "driver.log")
+    until("a step in the driver's attempt", lambda: len(job.steps()) > len(VICTIMS) or driver.poll() is not None, 300)
+    assert driver.poll() is None, (tmp_path / "driver.log").read_text()
+    driver.kill()
+    driver.wait()
+    until("end of all that the driver had started", lambda: not job.processes(), 30)
+    last = job.start(tmp_path / "last.log")
+    assert last.wait(400) == 0, (tmp_path / "last.log").read_text()
+    assert job.steps() == list(range(1, STEPS + 1)), "no step skipped, none repeated"
+    trained = [group for event in job.events("step.end") for group in event["groups"]]
+    assert len(trained) == len(set(trained)), "no group trained twice"
+    ended = [(event["group"], event["index"]) for event in job.events("execution.end")]
+    assert len(ended) == len(set(ended)), "a finished execution is finished once"
+
+
+def test_a_killed_harness_does_not_stop_the_run(tmp_path: Path) -> None:
+    job = make(tmp_path, run={"steps": 2}, harness={"tool_delay": 2.0, "retry": 0.0})
+    process = job.start(tmp_path / "out.log")
+
+    def harness() -> list[psutil.Process]:
+        return [p for p in job.processes() if "harness/main.py" in " ".join(p.cmdline()) and "bwrap" not in p.name()]
+
+    until("harness", lambda: harness() or process.poll() is not None, 300)
+    for found in harness()[:1]:
+        found.kill()
+    assert process.wait(300) == 0, (tmp_path / "out.log").read_text()
+    assert job.steps() == [1, 2]
+    assert not job.processes()
