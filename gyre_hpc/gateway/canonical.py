@@ -93,9 +93,13 @@ class Conversation:
     messages: tuple[Message, ...] = field(default=())
 
     @cached_property
-    def keys(self) -> tuple[bytes, ...]:
-        """`Message.key` of every message, in order."""
-        return tuple(message.key for message in self.messages)
+    def key(self) -> bytes:
+        """16 bytes that stand for the whole prompt."""
+        whole = blake3(self.head.canonical)
+        for message in self.messages:
+            whole.update(len(message.canonical).to_bytes(8, "little"))
+            whole.update(message.canonical)
+        return whole.digest(KEY_BYTES)
 
 
 def canonical_value(value: Any) -> Any:

@@ -31,7 +31,7 @@ from gyre_hpc.gateway.canonical import Conversation, Message, normalise_message
 from gyre_hpc.gateway.roles import History, Verdict
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.toolcalls import Piece, ToolCallParser, ToolPiece, blocks_of
-from trees.matching import MessageIndex
+from trees.matching import Match, MessageIndex
 from trees.records import CallEnd, Fate, Intent, Node, NodeKind, Role
 from trees.store import StoreError, StoreWriter
 
@@ -91,9 +91,9 @@ class _Live:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Where a call starts: `node` ends the prompt of `tokens`; `parent` is the recorded turn it continues."""
+    """Where a call starts: behind the recorded turn `match` (node -1: at the root), with new `parts`; `tokens` is all of it."""
 
-    parent: int
+    match: Match
     parts: list[Tokens]
     tokens: Tokens
     verdict: Verdict
@@ -244,7 +244,7 @@ class Recorder:
         if room < 1:
             raise BadRequest(f"prompt is too long: {len(prompt.tokens)} tokens > {self._settings.window - 1} maximum")
         ordinal, live.calls = live.calls, live.calls + 1
-        live.history.note(request.conversation, prompt.parent, request.agent, prompt.verdict)
+        live.history.note(request.conversation, prompt.match.node, request.agent, prompt.verdict)
         call, node = self._begin(live, request, prompt)
         await self.committer.commit()
         stream.push(Started(call, len(prompt.tokens)))
@@ -272,11 +272,11 @@ class Recorder:
         verdict = live.history.classify(conversation, match.depth, match.node, agent)
         if verdict.difference == "drift":
             log.warning("execution %d: a turn came back in an unknown form after %d messages", live.execution, match.depth)
-        return _Prompt(match.node, arrays, np.concatenate([live.path(match.node), *arrays]), verdict)
+        return _Prompt(match, arrays, np.concatenate([live.path(match.node), *arrays]), verdict)
 
     def _begin(self, live: _Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:
         call = self._store.allocate_call()
-        node = prompt.parent
+        node = prompt.match.node
         for part in prompt.parts:
             parent, node = node, self._store.context_node(node, part, live.execution, call, prompt.verdict.role)
             live.nodes[node] = (parent, part)
@@ -323,10 +323,8 @@ class Recorder:
             raise CallFailed(f"the engine failed: {turn.fault}" if turn.fault else "the call was cancelled")
         rest, reply = turn.complete()
         if sampled >= 0:
-            conversation = request.conversation
-            at = self._index.match(live.execution, conversation.head.canonical, [])
-            answered = [message.canonical for message in conversation.messages]
-            self._index.add(live.execution, at, [*answered, reply.canonical] if not reply.blank else answered, sampled)
+            turns = [*request.conversation.messages[prompt.match.depth :], *([] if reply.blank else [reply])]
+            self._index.add(live.execution, prompt.match, [message.canonical for message in turns], sampled)
             live.history.delivered(reply, sampled, request.agent, prompt.verdict)
         turn.stream.push(*rest)
 

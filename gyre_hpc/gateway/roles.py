@@ -44,7 +44,7 @@ class Verdict:
 class History:
     """What one execution has asked so far. Only `note` and `delivered` change it."""
 
-    prompts: set[tuple[bytes, ...]] = field(default_factory=set)
+    prompts: set[bytes] = field(default_factory=set)
     heads: set[bytes] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
     continued: dict[int, bool] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class History:
             difference = self._continued(conversation.messages[depth:], node, summary)
         else:
             base, difference = self._opened(conversation, agent)
-        if self._prompt(conversation) in self.prompts:
+        if conversation.key in self.prompts:
             difference = "retry"
         if difference == "side-query":
             return Verdict(base, SIDE_QUERY_ROLE, difference)
@@ -71,7 +71,7 @@ class History:
 
     def note(self, conversation: Conversation, node: int, agent: str, verdict: Verdict) -> None:
         """This request was accepted."""
-        self.prompts.add(self._prompt(conversation))
+        self.prompts.add(conversation.key)
         self.agents.add(agent)
         if verdict.difference != "side-query":
             self.heads.add(conversation.head.key)
@@ -115,10 +115,6 @@ class History:
 
     def _ours(self, turn: Message) -> bool:
         return any(tool in self.tool_ids for tool in turn.tool_ids)
-
-    @staticmethod
-    def _prompt(conversation: Conversation) -> tuple[bytes, ...]:
-        return (conversation.head.key, *conversation.keys)
 
 
 def asks_for_summary(messages: Sequence[Message]) -> bool:
