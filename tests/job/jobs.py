@@ -47,6 +47,11 @@ class Job:
     def steps(self) -> list[int]:
         return [event["step"] for event in self.events("step.end")]
 
+    def wait_for_steps(self, process: subprocess.Popen[bytes], steps: int, log: Path) -> None:
+        """Until so many steps are done; fails with the log if the run ends before."""
+        until(f"step {steps}", lambda: len(self.steps()) >= steps or process.poll() is not None, 300)
+        assert process.poll() is None, log.read_text()
+
     def processes(self) -> list[psutil.Process]:
         """Everything that carries this run's mark, or its name in the command line, the test's own process left out."""
         return list(_of_run(self.paths.root))
@@ -70,9 +75,9 @@ def until(what: str, condition: Callable[[], object], seconds: float) -> None:
         time.sleep(0.1)
 
 
-def gyre(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def gyre(*arguments: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Another `gyre` command."""
-    done = subprocess.run([*GYRE, *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run([*GYRE, *arguments], capture_output=True, text=True, timeout=timeout, cwd=ROOT)
     assert not check or done.returncode == 0, done.stderr
     return done
 

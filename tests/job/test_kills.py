@@ -1,4 +1,4 @@
-"""kill -9 of each process of a run, one after another: it goes on, or it stops in 30 s with 75 and one line, leaves nothing, and resumes."""
+"""kill -9 of each process of a run, one after another: it goes on, or stops in 30 s with 75 and one line, leaves nothing, and resumes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def test_every_process_may_be_killed(tmp_path: Path) -> None:
     for number, name in enumerate(VICTIMS, 1):
         log = tmp_path / f"{name}.log"
         process = job.start(log)
-        until(f"step in attempt {number}", lambda n=number: len(job.steps()) >= n or process.poll() is not None, 300)  # type: ignore[misc]
-        assert process.poll() is None, log.read_text()
+        job.wait_for_steps(process, number, log)
         victim(job, name).send_signal(signal.SIGKILL)
         killed = time.monotonic()
         assert process.wait(60) == 75, f"{name}: {log.read_text()}"
@@ -52,8 +51,7 @@ def test_every_process_may_be_killed(tmp_path: Path) -> None:
         assert "the same command resumes" in last, f"{name}: {last}"
         assert not job.processes(), f"{name}: {[p.cmdline() for p in job.processes()]}"
     driver = job.start(tmp_path / "driver.log")
-    until("a step in the driver's attempt", lambda: len(job.steps()) > len(VICTIMS) or driver.poll() is not None, 300)
-    assert driver.poll() is None, (tmp_path / "driver.log").read_text()
+    job.wait_for_steps(driver, len(VICTIMS) + 1, tmp_path / "driver.log")
     driver.kill()
     driver.wait()
     until("end of all that the driver had started", lambda: not job.processes(), 30)
