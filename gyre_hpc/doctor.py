@@ -1,7 +1,7 @@
 """`gyre doctor`: what a run needs on this machine, each thing tried for real, one line each with the remedy.
 
-Invariants: a check does what a run would do (starts two MPI ranks, makes a box, writes and reads an HDF5 file); none hangs (every child has a
-deadline) and none takes the command down (heavy or fragile imports happen in children). `required` ones decide the exit code.
+Invariants: a check does what a run would do (starts two MPI ranks, makes a box, writes and reads an HDF5 file); none hangs (every child
+has a deadline) and none takes the command down (heavy or fragile imports happen in children). `required` ones decide the exit code.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gyre_hpc.errors import ExitCode, GyreError
 
 DEADLINE = 120.0
 MIN_FREE_MB = 2048
+REINSTALL = "run ./quickstart, which installs what is pinned"
 
 MPI_PROBE = """
 import sys
@@ -88,20 +89,21 @@ def mpi() -> Finding:
     words = out.split(maxsplit=2)
     if words[:2] != ["2", "2"]:
         return Finding("mpi", False, f"two ranks answered {out.strip()[:120]!r}", remedy)
-    return Finding("mpi", True, f"{words[2].strip()}, world size 2 of 2")
+    return Finding("mpi", True, f"{' '.join(words[2].split())}, world size 2 of 2")
 
 
 def slurm() -> Finding:
     """Optional: client commands, a controller that answers, and the pmi2 plugin that `srun --mpi=pmi2` needs."""
     lacking = [name for name in ("sbatch", "srun", "scontrol", "squeue") if shutil.which(name) is None]
     if lacking:
-        return Finding("slurm", False, f"no {', '.join(lacking)}", "without it `gyre run` works here, `gyre submit` and `sbatch` don't", required=False)
-    types = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
-    if "pmi2" not in types.stdout + types.stderr:
-        return Finding("slurm", False, "srun has no pmi2 plugin", "install Slurm's libpmi2 (Debian: libpmi2-0)", required=False)
+        remedy = "without it `gyre run` works here, `gyre submit` and `sbatch` don't"
+        return Finding("slurm", False, f"no {', '.join(lacking)}", remedy, required=False)
     ping = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=30, check=False)
     if ping.returncode or " UP" not in ping.stdout:
         return Finding("slurm", False, "clients are here, no controller answers", "set SLURM_CONF, or work on a login node", required=False)
+    types = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
+    if "pmi2" not in types.stdout + types.stderr:
+        return Finding("slurm", False, "srun has no pmi2 plugin", "install Slurm's libpmi2 (Debian: libpmi2-0)", required=False)
     version = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, timeout=30, check=False).stdout.strip()
     return Finding("slurm", True, f"{version}, pmi2, controller up", required=False)
 
@@ -169,7 +171,8 @@ def model_cache() -> Finding:
     target = cache_root() / f"policy-{digest(Recipe())}"
     if (target / "model.safetensors").exists():
         return Finding("small model", True, str(target), required=False)
-    return Finding("small model", False, "not built yet", "the first run of configs/quickstart.yaml builds it (a minute or two)", required=False)
+    remedy = "the first run of configs/quickstart.yaml builds it (a minute or two)"
+    return Finding("small model", False, "not built yet", remedy, required=False)
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ def _guarded(check: Callable[[], Finding]) -> Finding:
     except GyreError as error:
         return Finding(name, False, error.what, error.remedy)
     except (OSError, ImportError, subprocess.SubprocessError, RuntimeError, ValueError) as error:
-        return Finding(name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", "run ./quickstart, which installs what is pinned")
+        return Finding(name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", REINSTALL)
 
 
 def _installed(name: str) -> bool:
@@ -205,7 +208,7 @@ def _child(argv: Sequence[str]) -> str:
     if done.returncode:
         words = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         last = words[-1][:200] if words else "nothing said"
-        raise GyreError(f"`{Path(argv[0]).name}` ended with status {done.returncode}: {last}", "run ./quickstart, which installs what is pinned")
+        raise GyreError(f"`{Path(argv[0]).name}` ended with status {done.returncode}: {last}", REINSTALL)
     return done.stdout
 
 
@@ -214,7 +217,7 @@ def _answer(code: str) -> list[str]:
     out = _child([sys.executable, "-c", code])
     line = next((line for line in out.splitlines() if line.startswith("ANSWER ")), None)
     if line is None:
-        raise GyreError("the probe gave no answer", "run ./quickstart, which installs what is pinned")
+        raise GyreError("the probe gave no answer", REINSTALL)
     return line.split()[1:]
 
 

@@ -1,8 +1,8 @@
 """Which nodes a run has, and which process goes where: pure functions of the scheduler's answers and the configuration.
 
-Invariants: nodes keep the order of the allocation; the driver, the gateway and rank 0 are on the first node; cells get whole nodes in order;
-with one node more than the cells need the controller has the first node for itself. The allocation is what `scontrol` says now, not what
-SLURM_JOB_NODELIST said at the start (that one still lists dead nodes). Each question to Slurm is a pair: a command and a parser.
+Invariants: nodes keep the order of the allocation; the driver, the gateway and rank 0 are on the first node; cells get whole nodes in
+order; with one node more than the cells need the controller has the first node for itself. The allocation is what `scontrol` says now,
+not what SLURM_JOB_NODELIST said at the start (that one still lists dead nodes). Each question to Slurm is a pair: a command and a parser.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def place(nodes: tuple[str, ...], cells: CellsSection, local: bool) -> Placement
         nodes = nodes[:1] * needed
     elif len(nodes) < needed:
         raise ConfigError(
-            f"cells.count = {cells.count} with cells.nodes_per_cell = {cells.nodes_per_cell} needs {needed} nodes, the allocation has {len(nodes)}",
+            f"cells.count = {cells.count} with cells.nodes_per_cell = {cells.nodes_per_cell} needs {needed} nodes, "
+            f"the allocation has {len(nodes)}",
             f"ask for --nodes={needed} (or {needed + 1}: the controller then has a node of its own), or lower cells.count",
         )
     own = nodes[1 : needed + 1] if len(nodes) > needed else nodes[:needed]

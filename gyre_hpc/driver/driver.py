@@ -2,8 +2,8 @@
 
 Invariants:
 - one driver per run directory (runlock); every attempt has its own number, logs and runtime folder;
-- any child that ends unasked ends the attempt: all others are stopped within `deadlines.stop` plus a few seconds, one line says why, and the
-  exit code is 75, because everything a process acknowledged is durable and the same command continues;
+- any child that ends unasked ends the attempt: all others are stopped within `deadlines.stop` plus a few seconds, one line says why, and
+  the exit code is 75, because everything a process acknowledged is durable and the same command continues;
 - the end of the MPI step with status 0 is the end of the run;
 - a stop that was asked for (signal, time limit, disk) first lets the controller end the step in hand; see ending.py.
 Order of an attempt: lock, disk, placement, model, gateway, runtime file, supervisors, MPI step, watch, stop.
@@ -66,11 +66,15 @@ def drive(
 ) -> ExitCode:
     """Run one attempt of the run in `run_dir` to its end. DONE, or RESUMABLE after a stop that was asked for; raises GyreError otherwise.
 
-    `watcher` shows progress in a thread of its own; without one plain lines go to standard output. When Slurm's time is up the job is requeued.
+    `watcher` shows progress in a thread of its own; without one plain lines go to standard output. When Slurm's time is up the job
+    is requeued. A run that has all its steps is done at once.
     """
     paths = RunPaths(run_dir.absolute())
     config = rundir.frozen(paths)
     with RunLock(paths.lock) as lock, signals or Signals() as caught:
+        if is_finished(paths, config):
+            say(f"{paths.root} is done: all {config.run.steps} steps; a larger run.steps continues it")
+            return ExitCode.DONE
         disk.check_start(paths.root, config.run.min_free_mb)
         allocation = allocation or find_allocation()
         world = World(
@@ -167,7 +171,7 @@ class Attempt:
         log.info("all %d processes started", sum(child.marks for child in self.children))
 
     def _model(self, where: Surroundings) -> None:
-        """A path is checked; the built-in model is made by a child (it needs torch and a minute or two, once), so that the driver keeps listening."""
+        """A path is checked; the built-in model is made by a child, once (torch, a minute or two), so that the driver keeps listening."""
         if self.config.model.path != BUILTIN_MODEL:
             check_model(self.config)
             return
@@ -313,6 +317,17 @@ def next_attempt(paths: RunPaths) -> int:
 def last_checkpoint(paths: RunPaths) -> int:
     """The step of the newest checkpoint that the event log tells of; 0 if there is none."""
     return max((int(event["step"]) for event in read_events(paths.events) if event["kind"] == "checkpoint"), default=0)
+
+
+def is_finished(paths: RunPaths, config: Config) -> bool:
+    """Whether the last attempt ended as done and no further steps are wanted."""
+    status, step = "", 0
+    for event in read_events(paths.events):
+        if event["kind"] == "run.end":
+            status = event["status"]
+        elif event["kind"] == "step.end":
+            step = max(step, int(event["step"]))
+    return status == "done" and step >= config.run.steps
 
 
 def check_model(config: Config) -> None:

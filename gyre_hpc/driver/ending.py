@@ -1,8 +1,8 @@
 """The end of an attempt: who was to blame, and how everything is stopped.
 
-Invariants: the verdict names the process that died first and how, or the cause it wrote down itself; `stop_all` returns within
-`patience` + LEAVE + a few seconds and leaves nothing: first the stop file (the controller ends the step in hand), then SIGTERM to every group,
-then SIGKILL, then whatever else still carries the attempt's mark in its environment, then the steps in Slurm whose client was killed.
+Invariants: the verdict names the process that died first and how, or the cause it wrote down itself; `stop_all` returns within `patience`
++ LEAVE + a few seconds and leaves nothing: first the stop file (the controller ends the step in hand), then SIGTERM to every group, then
+SIGKILL, then whatever else still carries the attempt's mark in its environment, then the steps in Slurm whose client was killed.
 """
 
 from __future__ import annotations

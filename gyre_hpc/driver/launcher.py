@@ -1,9 +1,9 @@
 """Starting the processes of a run: as plain children with `mpiexec` on one machine, or as srun steps of the allocation.
 
-Invariants: the gateway is a plain child of the driver in both cases (the driver is on the first node); every child dies with the driver (the
-kernel's parent-death signal; srun gets TERM, so that it ends its step); environments are built, not inherited: launcher variables of the
-driver's own surroundings (SLURM_*, PMI*) never reach a child by accident. A program never waits for Slurm for ever: it must leave its mark
-(driver/step.py) within the start deadline.
+Invariants: the gateway is a plain child of the driver in both cases (the driver is on the first node); every child dies with the driver
+(the kernel's parent-death signal; srun gets TERM, so that it ends its step); environments are built, not inherited: launcher variables of
+the driver's own surroundings (SLURM_*, PMI*) never reach a child by accident. A program never waits for Slurm for ever: it must leave its
+mark (driver/step.py) within the start deadline.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class SlurmLauncher:
         hosts = where.folder / "hostfile"
         hosts.write_text("".join(f"{node}\n" for node in placement.ranks))
         ranks = len(placement.ranks)
-        options = ["--mpi=pmi2", f"--nodes={len(set(placement.ranks))}", f"--ntasks={ranks}", "--distribution=arbitrary", "--label", *self.options]
+        size = [f"--nodes={len(set(placement.ranks))}", f"--ntasks={ranks}"]
+        options = ["--mpi=pmi2", *size, "--distribution=arbitrary", "--label", *self.options]
         return self._srun(MPI_STEP, step_argv(MPI_STEP, argv, where.folder), options, where, ranks, {"SLURM_HOSTFILE": str(hosts)})
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Asking Slurm to put our own job back into the queue, where the next attempt resumes.
 
-`scontrol requeue` makes Slurm end the job at once, the scontrol child included: it is started with SIGTERM ignored (which survives exec), so
-that it can finish its request; and whatever it says, the job's own state is what counts.
+`scontrol requeue` makes Slurm end the job at once, the scontrol child included: it is started with SIGTERM ignored (which survives exec),
+so that it can finish its request; and whatever it says, the job's own state is what counts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One driver per run directory: RUN/driver.lock names the host, process and job that has it.
 
-Invariants: the file is created exclusively (works on NFS, Lustre and GPFS, where flock may not) and renewed every few seconds. It is stale
-when its process is gone (same host), when its job is this one (an earlier attempt of a requeued job) or Slurm no longer runs it, or when it has
-not been renewed for `STALE` seconds by the file system's own clock. A stale lock is moved aside, and looked at again after the move: of two
-that take over at once, one wins and the other is refused.
+Invariants: the file is created exclusively (works on NFS, Lustre and GPFS, where flock may not) and renewed every few seconds. It is
+stale when its process is gone (same host), when its job is this one (an earlier attempt of a requeued job) or Slurm no longer runs it, or
+when it has not been renewed for `STALE` seconds by the file system's own clock. A stale lock is moved aside, and looked at again after
+the move: of two that take over at once, one wins and the other is refused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RunLock:
         os.utime(self.path)
 
     def _create(self) -> bool:
-        """Create the lock with its whole content in one step (a hard link of a finished file; exclusive creation where links are not to be had)."""
+        """Create the lock, whole at once by a hard link; by exclusive creation where the file system has no links."""
         temporary = self.path.with_name(f".{self.path.name}.{self.me.token}")
         temporary.write_text(json.dumps(asdict(self.me)))
         try:
@@ -131,7 +131,7 @@ def is_stale(path: Path, holder: Holder) -> bool:
 def _lives(holder: Holder) -> bool:
     try:
         process = psutil.Process(holder.pid)
-        return abs(process.create_time() - holder.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        return bool(abs(process.create_time() - holder.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -1,8 +1,9 @@
 """The first thing that runs in every process the driver starts, on whatever node: leave a mark, ignore stray signals, become the program.
 
-`python -I -S step.py FOLDER NAME -- argv...` writes FOLDER/started-NAME[.RANK].json {pid, node, rank} and execs argv: the driver then knows that
-the step did start (a step may wait in Slurm for ever) and where. SIGUSR1 and SIGUSR2 are Slurm's warnings before the time limit, meant for
-the driver but sent to every process of the batch step; ignored here, they stay ignored over exec. Standard library only, no import of ours.
+`python -I -S step.py FOLDER NAME -- argv...` writes FOLDER/started-NAME[.RANK].json {pid, node, rank} and execs argv: the driver then
+knows that the step did start (a step may wait in Slurm for ever) and where. SIGUSR1 and SIGUSR2 are Slurm's warnings before the time
+limit, meant for the driver but sent to every process of the batch step; ignored here, they stay ignored over exec. Standard library only,
+no import of ours.
 """
 
 import json

@@ -105,7 +105,7 @@ def nodes_wanted(config: Config) -> int:
 
 @contextlib.contextmanager
 def outer_environment() -> Iterator[None]:
-    """Submit as from outside: inside an allocation sbatch would take SLURM_* as its options. SLURM_CONF says which cluster and must stay."""
+    """Submit as from outside: inside an allocation sbatch would take SLURM_* as its options. SLURM_CONF (which cluster) stays."""
     conf = os.environ.get("SLURM_CONF")
     with clean_env():
         if conf is not None:

@@ -1,7 +1,7 @@
 """A sweep: every combination of `sweep.grid` is a run of its own below the sweep's directory; one submitit array runs them all.
 
-Invariants: every point is checked before any is submitted; all points ask Slurm for the same resources (they are one array); results are read
-from the points' event logs, so a table can be made at any time, by anybody. Slurm is asked only whether an element still exists.
+Invariants: every point is checked before any is submitted; all points ask Slurm for the same resources (they are one array); results are
+read from the points' event logs, so a table can be made at any time, by anybody. Slurm is asked only whether an element still exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gyre_hpc.paths import RunPaths
 READ_EVERY = 2.0
 ASK_EVERY = 15.0
 GRACE = 30.0
-"""Seconds that an element may be unknown to Slurm (between a requeue and its return, or its files still on their way) before it counts as gone."""
+"""Seconds that the array may be unknown to Slurm (its last files may still be on their way) before its points count as gone."""
 QUEUE_DEADLINE = 14 * 86400.0
 LAST = 5
 

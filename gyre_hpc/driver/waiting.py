@@ -14,7 +14,7 @@ log = logging.getLogger("gyre.driver")
 
 
 def wait_for(name: str, condition: Callable[[], T | None], deadline: float, poll: float = 0.05) -> T:
-    """Poll until `condition` gives something true, and return it. Raises Resumable after `deadline` seconds, and whatever `condition` raises."""
+    """Poll until `condition` gives something true; returns that. Raises Resumable after `deadline` seconds, and what `condition` raises."""
     begun = time.monotonic()
     said = False
     while True:

@@ -1,7 +1,8 @@
 """Small real programs in the places of the gateway, the supervisors and the MPI step (fakes at the outer edge of the driver's tests).
 
 `python actors.py gateway RUN ATTEMPT | supervisor NODE | mpi STEPS SECONDS`. The MPI program is a real MPI world: it takes one step every
-SECONDS, agreed by all ranks, writes `step.end` and `checkpoint` events from rank 0, continues after the last checkpoint, and obeys the stop file.
+SECONDS, agreed by all ranks, writes `step.end` and `checkpoint` events from rank 0, continues after the last checkpoint, and obeys the
+stop file.
 """
 
 from __future__ import annotations

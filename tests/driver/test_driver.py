@@ -155,7 +155,7 @@ def test_a_gateway_that_never_listens_runs_into_the_start_deadline(run: RunPaths
         {"run": {"dir": str(run.root), "name": "t", "min_free_mb": 1}, "cells": {"count": 2}, "deadlines": {"start": 0.5}}, "test"
     )
     prepare(config)
-    with pytest.raises(Resumable, match="waited 0 s for the gateway to listen|waited 0.5 s for the gateway"):
+    with pytest.raises(Resumable, match="waited 0 s for the gateway to listen"):
         drive(run.root, programs=programs(gateway=["sleep", "60"]))
     assert left_behind(run) == []
 
