@@ -157,7 +157,7 @@ class JournalWriter:
     def append(self, payload: bytes) -> None:
         """One frame, on the disk when this returns. OSError: the file is as before and the same call may be made again."""
         if self._broken:
-            raise StoreError(f"{self.path} could not be restored after a failed write", "close the store and open it again")
+            raise StoreError(f"{self.path} can't be written any more after a failed write", "close the store and open it again")
         data = frame(self._seq, payload)
         try:
             write_all(self._fd, data, self._end)
@@ -174,6 +174,10 @@ class JournalWriter:
             os.fsync(self._fd)
         except OSError:
             self._broken = True
+
+    def refuse(self) -> None:
+        """Append nothing more: another journal may have taken this one's place."""
+        self._broken = True
 
     @property
     def size(self) -> int:

@@ -232,25 +232,56 @@ class StoreWriter:
         return Content(executions, part, {node: self._contents.hashes[node] for node in part.nodes})
 
     def _rotate(self, paths: list[Path]) -> None:
-        """Make the segments count and the journal short, in one rename."""
-        with self._io, self._state:
+        """Make the segments count and the journal short, in one rename. Commits wait meanwhile, appends do not."""
+        segments = [*self._segments, *(Segment(path) for path in paths)]
+        with self._io:
             self._lock.check()
-            segments = [*self._segments, *(Segment(path) for path in paths)]
-            live = self._living()
-            header = Header(self._generation + 1, len(segments), self._next_node, self._next_call, self._next_execution, self._provenance)
+            with self._state:
+                living = self._living()
+                ids = (self._next_node, self._next_call, self._next_execution)
+                held, self._pending = self._pending, []
+            header = Header(self._generation + 1, len(segments), *ids, self._provenance)
             path = self.directory / journal_name(header.generation)
-            fresh = JournalWriter.create(path, chain([header.encode()], payloads(live, FRAME_LIMIT)))
-            old, self._journal = self._journal, fresh
-            self._generation, self._segments = header.generation, segments
-            # Whatever was pending is in the snapshot, and durable.
-            self._pending, self._committed = [], self._appended
-            self.forest = Forest()
-            for record in live:
-                self.forest.apply(record)
-            self._contents = Contents.of(self.forest.nodes, self._contents.hashes)
+            try:
+                fresh = JournalWriter.create(path, chain([header.encode()], payloads(living, FRAME_LIMIT)))
+            except BaseException:
+                with self._state:
+                    self._pending = held + self._pending
+                if path.exists():
+                    self._journal.refuse()
+                raise
+            with self._state:
+                self._adopt(living)
+                old, self._journal = self._journal, fresh
+                self._generation, self._segments = header.generation, segments
+                self._committed = self._appended - len(self._pending)
             old.close()
             old.path.unlink(missing_ok=True)
             sync_directory(self.directory)
+
+    def _adopt(self, living: list[Record]) -> None:
+        """Hold in memory what the new journal holds, and what was appended while it was written; that stays pending."""
+        forest = Forest()
+        for record in living:
+            forest.apply(record)
+        late = [record for payload in self._pending for record in decode(payload)]
+        repeated = self._leaned_on(late, forest)
+        for record in [*repeated, *late]:
+            forest.apply(record)
+        if repeated:
+            # In one piece with the first late record: tickets count pieces.
+            self._pending[0] = b"".join(map(encode, repeated)) + self._pending[0]
+        self.forest = forest
+        self._contents = Contents.of(forest.nodes, self._contents.hashes)
+
+    def _leaned_on(self, late: list[Record], forest: Forest) -> list[Record]:
+        """What late records go on from and only the segments hold now."""
+        new = {record.node for record in late if isinstance(record, Node)}
+        starts = [r.parent if isinstance(r, Node) else r.prompt for r in late if isinstance(r, Node | Intent)]
+        nodes = {node for start in starts for node in self.forest.ancestry(start)} - new - set(forest.nodes)
+        known = {record.group for record in late if isinstance(record, Group)} | set(forest.groups)
+        groups = {record.group for record in late if isinstance(record, Execution)} - known
+        return [*(self.forest.groups[group] for group in sorted(groups)), *(self.forest.nodes[node] for node in sorted(nodes))]
 
     def _living(self) -> list[Record]:
         """What the next journal must repeat: executions that are not in a segment now, and groups that are in none."""

@@ -115,3 +115,20 @@ class Play:
             case "reopen":
                 self.writer.close()
                 self.writer = StoreWriter(self.directory)
+
+
+def begin(writer, execution=0, group=0):
+    writer.append(Group(group, "t", 2, 0, 0))
+    writer.append(Execution(writer.allocate_execution(), group, 0, 0))
+
+
+def one_call(writer, execution, prompt, tokens=(1, 2)):
+    call, node, n = writer.allocate_call(), writer.allocate_node(), len(tokens)
+    writer.append(Intent(call, execution, prompt, Role.MAIN, bytes(16)))
+    writer.append(Node(node, prompt, execution, call, NodeKind.SAMPLED, Role.MAIN, np.array(tokens), -np.ones(n), np.zeros(n)))
+    writer.append(CallEnd(call, execution, node, Fate.DELIVERED, "stop", "clean"))
+    return node
+
+
+def finish(writer, execution):
+    writer.append(ExecutionEnd(execution, "done", 1.0, True, 1, 2, 0.5))

@@ -1,19 +1,16 @@
-import json
-import os
-import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import trees.reader
-from tests.trees.forests import Play, forests
-from trees.files import WriterLock
+import trees.store
+from tests.trees.forests import Play, begin, finish, forests, one_call
+from trees.journal import JournalWriter
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
 from trees.stats import stats
-from trees.store import StoreError, StoreReader, StoreWriter
+from trees.store import StoreReader, StoreWriter
 from trees.verify import verify
 
 
@@ -65,23 +62,6 @@ def test_what_was_written_is_read_through_seals_and_reopenings(tmp_path_factory,
         assert_reads_as(reader, play.model)
     assert verify(directory) == []
     assert stats(directory)["stored_tokens"] == sum(len(node.tokens) for node in play.model.nodes.values())
-
-
-def begin(writer, execution=0, group=0):
-    writer.append(Group(group, "t", 2, 0, 0))
-    writer.append(Execution(writer.allocate_execution(), group, 0, 0))
-
-
-def one_call(writer, execution, prompt, tokens=(1, 2)):
-    call, node, n = writer.allocate_call(), writer.allocate_node(), len(tokens)
-    writer.append(Intent(call, execution, prompt, Role.MAIN, bytes(16)))
-    writer.append(Node(node, prompt, execution, call, NodeKind.SAMPLED, Role.MAIN, np.array(tokens), -np.ones(n), np.zeros(n)))
-    writer.append(CallEnd(call, execution, node, Fate.DELIVERED, "stop", "clean"))
-    return node
-
-
-def finish(writer, execution):
-    writer.append(ExecutionEnd(execution, "done", 1.0, True, 1, 2, 0.5))
 
 
 def test_context_is_shared_across_executions_and_sampled_tokens_never(tmp_path):
@@ -189,31 +169,6 @@ def test_a_record_that_breaks_an_invariant_is_refused_and_changes_nothing(tmp_pa
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) == size
 
 
-def test_one_writer_at_a_time_and_a_stale_lock_is_taken_over(tmp_path):
-    with StoreWriter(tmp_path) as first:
-        with pytest.raises(StoreError, match=f"held by process {os.getpid()}"):
-            StoreWriter(tmp_path)
-        usurper = WriterLock(tmp_path / "writer.lock", take_over=True)
-        first.append(Group(0, "t", 1, 0, 0))
-        with pytest.raises(StoreError, match="taken by another writer"):
-            first.commit()
-        usurper.release()
-        with pytest.raises(StoreError, match="taken by another writer"):
-            first.close()
-    child = os.fork()
-    if child == 0:
-        StoreWriter(tmp_path)
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert (tmp_path / "writer.lock").exists()
-    StoreWriter(tmp_path).close()
-    assert not (tmp_path / "writer.lock").exists()
-    (tmp_path / "writer.lock").write_text(json.dumps({"host": "elsewhere", "boot": "", "pid": 1, "start": "1"}))
-    with pytest.raises(StoreError, match="on elsewhere"):
-        StoreWriter(tmp_path)
-    StoreWriter(tmp_path, take_over=True).close()
-
-
 def test_debris_of_a_seal_that_did_not_finish_is_ignored_and_removed(tmp_path):
     writer = StoreWriter(tmp_path)
     begin(writer)
@@ -241,55 +196,116 @@ def test_debris_of_a_seal_that_did_not_finish_is_ignored_and_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-000002.log", "segment-000001.h5"]
 
 
-def test_refresh_reads_only_what_is_new(tmp_path, monkeypatch):
-    read = []
-    decode = trees.reader.decode
-    monkeypatch.setattr(trees.reader, "decode", lambda payload: read.append(len(payload)) or decode(payload))
-    with StoreWriter(tmp_path) as writer, StoreReader(tmp_path) as reader:
-        begin(writer)
-        writer.context_node(-1, np.arange(10_000), 0, -1, Role.MAIN)
-        writer.commit()
-        reader.refresh()
-        assert sum(read) > 40_000
-        read.clear()
-        writer.append(Group(1, "u", 1, 0, 0))
-        writer.commit()
-        reader.refresh()
-        reader.refresh()
-        assert 0 < sum(read) < 100
-        assert list(reader.groups()) == [0, 1]
+def test_threads_append_commit_and_seal_together(tmp_path):
+    """Appends and commits of several threads while another seals: all of it is there, once."""
+    count, threads = 12, 3
+    with StoreWriter(tmp_path) as writer:
+        writer.append(Group(0, "t", count * threads, 0, 0))
+
+        def work(thread):
+            for i in range(count):
+                execution = writer.allocate_execution()
+                writer.append(Execution(execution, 0, thread * count + i, 0))
+                one_call(writer, execution, writer.context_node(-1, [1, 2, thread], execution, -1, Role.MAIN))
+                writer.commit()
+                finish(writer, execution)
+
+        with ThreadPoolExecutor(threads + 1) as pool:
+            running = [pool.submit(work, thread) for thread in range(threads)]
+            while not all(future.done() for future in running):
+                pool.submit(writer.seal).result()
+            for future in running:
+                future.result()
+    with StoreReader(tmp_path) as reader:
+        assert sorted(reader.ends()) == list(range(count * threads))
+        assert {len(reader.tree(execution).nodes) for execution in reader.ends()} == {2}
+        assert len(reader.segments) > 1
+    assert verify(tmp_path) == []
 
 
-def test_a_segment_explains_itself_to_plain_tools(tmp_path):
-    with StoreWriter(tmp_path, {"revision": "abc"}) as writer:
+def test_appends_while_a_seal_writes_its_journal_lean_on_what_it_sealed(tmp_path, monkeypatch):
+    """The moment at which a sealed prefix leaves memory: whatever is appended then must find it in the journal again."""
+    create = JournalWriter.create
+    with StoreWriter(tmp_path) as writer:
+        writer.append(Group(0, "t", 9, 0, 0))
+        first = writer.allocate_execution()
+        writer.append(Execution(first, 0, 0, 0))
+        root = writer.context_node(-1, [1, 2], first, -1, Role.MAIN)
+        one_call(writer, first, root)
+        finish(writer, first)
+        second = writer.allocate_execution()
+
+        def busy(path, payloads):
+            writer.append(Execution(second, 0, 1, 0))
+            assert writer.context_node(-1, [1, 2], second, -1, Role.MAIN) == root
+            one_call(writer, second, root)
+            return create(path, payloads)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trees.store.JournalWriter, "create", busy)
+            writer.seal()
+        writer.commit()
+        with StoreReader(tmp_path) as reader:
+            assert (len(reader.segments), list(reader.live.executions)) == (1, [second])
+            assert next(iter(reader.tree(second).nodes)) == root
+        finish(writer, second)
+        writer.seal()
+    assert verify(tmp_path) == []
+    assert stats(tmp_path)["nodes"] == 3
+
+
+def test_a_seal_that_fails_while_others_append_loses_nothing(tmp_path, monkeypatch):
+    with StoreWriter(tmp_path) as writer:
         begin(writer)
-        one_call(writer, 0, writer.context_node(-1, [1, 2, 3], 0, -1, Role.MAIN))
         finish(writer, 0)
-        (segment,) = writer.seal()
-    header = subprocess.run(["h5dump", "-H", segment], capture_output=True, text=True, check=True).stdout
-    for word in ("COMMENT", "behaviour log-probability in nats", "SAMPLED", "SUPERSEDED", "rows_nodes", "provenance"):
-        assert word in header
-    values = subprocess.run(["h5dump", "-d", "/tokens", segment], capture_output=True, text=True, check=True).stdout
-    assert "(0): 1, 2, 3, 1, 2" in values
-    with h5py.File(segment) as file:
-        assert json.loads(file.attrs["provenance"]) == {"revision": "abc"}
-        assert file.attrs["rows_tokens"] == 5
-        datasets = []
-        file.visititems(lambda name, item: datasets.append(item) if isinstance(item, h5py.Dataset) else None)
-        for dataset in datasets:
-            assert dataset.fletcher32
-            assert dataset.shuffle
-            assert dataset.compression == "gzip"
-            assert dataset.chunks
-            assert dataset.attrs["description"]
+        writer.commit()
+
+        def full(path, payloads):
+            begin(writer, group=1)
+            raise OSError(28, "no space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trees.store.JournalWriter, "create", full)
+            with pytest.raises(OSError, match="no space left"):
+                writer.seal()
+        assert not list(tmp_path.glob("*.h5"))
+        finish(writer, 1)
+        assert len(writer.seal()) == 1
+    with StoreReader(tmp_path) as reader:
+        assert sorted(reader.ends()) == [0, 1]
+    assert verify(tmp_path) == []
 
 
-def test_a_missing_store_is_an_empty_view_until_it_comes(tmp_path):
-    with StoreReader(tmp_path / "trees") as reader:
-        assert not reader.groups()
-        with StoreWriter(tmp_path / "trees") as writer:
-            begin(writer)
-        reader.refresh()
-        assert list(reader.groups()) == [0]
-    with pytest.raises(StoreError, match="holds no trajectory trees"):
-        stats(tmp_path / "nothing")
+def test_large_commits_and_seals_are_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(trees.store, "FRAME_LIMIT", 100)
+    monkeypatch.setattr(trees.store, "SEGMENT_TOKENS", 5)
+    with StoreWriter(tmp_path) as writer:
+        writer.append(Group(0, "t", 9, 0, 0))
+        for index in range(4):
+            execution = writer.allocate_execution()
+            writer.append(Execution(execution, 0, index, 0))
+            one_call(writer, execution, writer.context_node(-1, [1], execution, -1, Role.MAIN))
+            if index != 2:
+                finish(writer, execution)
+        assert len(writer.seal()) == 2
+    with StoreReader(tmp_path) as reader:
+        assert [sorted(segment.executions) for segment in reader.segments] == [[0, 1], [3]]
+        assert list(reader.live.executions) == [2]
+        assert [len(reader.tree(execution).nodes) for execution in range(4)] == [2] * 4
+    assert verify(tmp_path) == []
+
+
+def test_details_are_cut_and_names_are_not(tmp_path):
+    with StoreWriter(tmp_path) as writer:
+        begin(writer)
+        with pytest.raises(ValueError, match="reason is at most"):
+            writer.append(ExecutionEnd(0, "x" * 5000, 0.0, False, 0, 0, 0.0))
+        writer.append(ExecutionEnd(0, "crash", 0.0, False, 0, 0, 0.0, "é\0" * 1000))
+        writer.commit()
+        with StoreReader(tmp_path) as reader:
+            detail = reader.ends()[0].detail
+            assert detail == ("é " * 1000)[: len(detail)]
+            assert 990 <= len(detail.encode()) <= 1000
+            writer.seal()
+            reader.refresh()
+            assert reader.ends()[0].detail == detail.rstrip("\0")

@@ -1,0 +1,78 @@
+import os
+
+import numpy as np
+import pytest
+
+import trees.reader
+from tests.trees.forests import begin, finish
+from trees.records import Group, Role
+from trees.stats import stats
+from trees.store import StoreError, StoreReader, StoreWriter
+
+
+def test_refresh_reads_only_what_is_new(tmp_path, monkeypatch):
+    read = []
+    decode = trees.reader.decode
+    monkeypatch.setattr(trees.reader, "decode", lambda payload: read.append(len(payload)) or decode(payload))
+    with StoreWriter(tmp_path) as writer, StoreReader(tmp_path) as reader:
+        begin(writer)
+        writer.context_node(-1, np.arange(10_000), 0, -1, Role.MAIN)
+        writer.commit()
+        reader.refresh()
+        assert sum(read) > 40_000
+        read.clear()
+        writer.append(Group(1, "u", 1, 0, 0))
+        writer.commit()
+        reader.refresh()
+        reader.refresh()
+        assert 0 < sum(read) < 100
+        assert list(reader.groups()) == [0, 1]
+
+
+def test_a_missing_store_is_an_empty_view_until_it_comes(tmp_path):
+    with StoreReader(tmp_path / "trees") as reader:
+        assert not reader.groups()
+        with StoreWriter(tmp_path / "trees") as writer:
+            begin(writer)
+        reader.refresh()
+        assert list(reader.groups()) == [0]
+    with pytest.raises(StoreError, match="holds no trajectory trees"):
+        stats(tmp_path / "nothing")
+
+
+def test_a_commit_that_was_taken_back_is_seen_anew(tmp_path, monkeypatch):
+    """A reader may see a frame whose fsync fails; what is written in its place must be seen instead."""
+    with StoreWriter(tmp_path) as writer, StoreReader(tmp_path) as reader:
+        begin(writer)
+        writer.commit()
+        reader.refresh()
+
+        def fail(fd):
+            reader.refresh()
+            raise OSError(28, "no space left")
+
+        writer.append(Group(1, "u", 1, 0, 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+            with pytest.raises(OSError, match="no space left"):
+                writer.commit()
+        assert list(reader.groups()) == [0, 1]
+        writer.append(Group(2, "a longer frame than the one that was taken back", 1, 0, 0))
+        writer.commit()
+        writer.append(Group(3, "v", 1, 0, 0))
+        writer.commit()
+        reader.refresh()
+        assert list(reader.groups()) == [0, 1, 2, 3]
+
+
+def test_a_reader_that_slept_through_several_seals_sees_all(tmp_path):
+    with StoreWriter(tmp_path) as writer, StoreReader(tmp_path) as reader:
+        for group in range(3):
+            begin(writer, group=group)
+            finish(writer, group)
+            writer.seal()
+        assert not reader.executions()
+        reader.refresh()
+        assert sorted(reader.ends()) == [0, 1, 2]
+        with pytest.raises(KeyError):
+            reader.tree(3)
