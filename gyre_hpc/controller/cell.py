@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,10 @@ from cells.communicators import Communicators
 from cells.epochs import Channel
 from cells.reduce import Pending, start_broadcast, start_receive, start_send, start_sum
 from cells.waiting import wait
-from gyre_hpc.checkpoint import Checkpoint, RunState, begin, commit, read_core, write_core, write_state
+from gyre_hpc.checkpoint import Checkpoint, RunState, abandon, begin, commit, read_core, write_core, write_state
 from gyre_hpc.config import Config
 from gyre_hpc.controller.messages import Close, Export, Message, Move, RowRef, Share, Start, Stop, Update, Work, decode, encode
+from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.loss import Sums
 from gyre_hpc.training.rows import TrainRow
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from gyre_hpc.training.actor import Core, Satellite
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 _SNAPSHOT_TAG = 7
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.02
 
@@ -168,14 +170,15 @@ class CellRank:
 
         assert self.ranks.cell is not None
         began = time.monotonic()
+        local = self.place.slot % self.config.cells.ranks_per_node
         if self.place.is_core:
             master = self.ranks.cell.bcast(_free_address() if self.place.is_leader else None, root=0)
-            core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master)
+            core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master, local)
             if self.checkpoint is not None:
                 core.load_state(read_core(self.checkpoint, self.place.slot))
             self._actor = core
         else:
-            self._actor = Satellite(self.base_model, self.config)
+            self._actor = Satellite(self.base_model, self.config, local)
         report: dict[str, Any] = {"actor_seconds": round(time.monotonic() - began, 2)}
         if self._starting is not None:
             self._engine = self._wait(self._started, "the cell's engine", self.config.deadlines.start)
@@ -188,12 +191,14 @@ class CellRank:
         return self._starting.result() if self._starting.done() else None
 
     def _check_engine(self) -> None:
-        from gyre_hpc.errors import Resumable
-
         if self._engine is not None and not self._engine.alive():
             raise Resumable(f"the engine of cell {self.place.cell} (pid {self._engine.pid}) died", "see its log; the same command resumes")
 
     def _stop(self) -> dict[str, Any]:
+        from gyre_hpc.training.actor import Core
+
+        if isinstance(self._actor, Core):
+            self._actor.close()
         if self._engine is not None:
             self._engine.stop()
             self._engine = None
@@ -344,12 +349,27 @@ class CellRank:
         """The step's checkpoint: every rank of the core writes its shard, the leader the rest and the marker. Returns seconds and bytes."""
         assert self.ranks.cell is not None
         began = time.monotonic()
-        partial = self.ranks.cell.bcast(begin(self.paths, message.step) if self.place.is_leader else None, root=0)
-        parts = self.ranks.cell.gather(write_core(partial, core.state()), root=0) or []
+        partial: Path | GyreError = Path()
+        if self.place.is_leader:
+            partial = _or_error(lambda: begin(self.paths, message.step))
+        partial = self.ranks.cell.bcast(partial, root=0)
+        if isinstance(partial, GyreError):
+            raise partial
+        # a rank whose disk is full still takes part, or the others would wait for it
+        parts = self.ranks.cell.allgather(_or_error(lambda: write_core(partial, core.state())))
+        errors = [part for part in parts if isinstance(part, GyreError)]
+        if errors:
+            if self.place.is_leader:
+                abandon(partial)
+            raise errors[0]
         if not self.place.is_leader:
             return {}
         state = RunState(message.step, message.step, policy={**message.state, "fields": fields})
-        saved = commit(partial, [*parts, write_state(partial, state)], self.config.checkpoint.keep)
+        try:
+            saved = commit(partial, [*parts, write_state(partial, state)], self.config.checkpoint.keep)
+        except GyreError:
+            abandon(partial)
+            raise
         return {"seconds": round(time.monotonic() - began, 4), "bytes": saved.bytes}
 
     def _refresh(self, prefix: int) -> None:
@@ -387,6 +407,14 @@ class _Laps:
         now = time.monotonic()
         self._phases[name] = round(now - self._last, 4)
         self._last = now
+
+
+def _or_error(action: Callable[[], T]) -> T | GyreError:
+    """What `action` returns, or the GyreError that it raised."""
+    try:
+        return action()
+    except GyreError as error:
+        return error
 
 
 def _free_address() -> str:

@@ -292,6 +292,7 @@ class Controller:
             last = now
 
         deadline = self.config.deadlines.transfer
+        status = yield from self._call(self.client.status)
         moved: dict[str, Any] = {}
         if to is Role.TRAINING:
             moved = yield from self._call(lambda: self.client.close_route(cell, deadline))
@@ -303,7 +304,6 @@ class Controller:
         if to is Role.ROLLOUT:
             yield from self._call(lambda: self.client.open_route(cell))
             lap("route")
-        status = yield from self._call(self.client.status)
         self.events.emit(
             "transfer",
             cell=cell,

@@ -21,6 +21,7 @@ from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import Runtime
+from gyre_hpc.training.settings import deepspeed_settings
 
 if TYPE_CHECKING:
     from cells.claims import Claims
@@ -60,7 +61,7 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     world = _init_mpi()
     ranks = build(layout, world)
     claims = Claims(ranks.world)
-    checkpoint = checkpoints.latest(paths)
+    checkpoint = world.bcast(_checkpoint(config, paths, base) if rank == 0 else None, root=0)
     if ranks.is_controller:
         code = _controller(config, paths, runtime, base, ranks, checkpoint)
     else:
@@ -98,6 +99,16 @@ def _cell(
 
     reason = CellRank(config, paths, base, ranks, claims, engine, checkpoint).run()
     return ExitCode.DONE if reason == "done" else ExitCode.RESUMABLE
+
+
+def _checkpoint(config: Config, paths: RunPaths, base: Path) -> Checkpoint | None:
+    """The newest usable checkpoint; refuses early what can't be continued with this model and this shape of the core."""
+    deepspeed_settings(config)
+    checkpoint = checkpoints.latest(paths)
+    if checkpoint is not None:
+        core_ranks = config.cells.nodes_per_cell * config.cells.ranks_per_node
+        checkpoint.require(checkpoints.model_fingerprint(base), core_ranks)
+    return checkpoint
 
 
 def _start_engine(config: Config, paths: RunPaths, runtime: Runtime, layout: Layout, rank: int, base: Path) -> Future[EngineServer] | None:
