@@ -283,6 +283,7 @@ class Controller:
         cell, to = decision.cell, decision.to
         source = Role.ROLLOUT if to is Role.TRAINING else Role.TRAINING
         phases: dict[str, float] = {}
+        status = yield from self._call(self.client.status)
         began = last = time.monotonic()
 
         def lap(name: str) -> None:
@@ -292,7 +293,6 @@ class Controller:
             last = now
 
         deadline = self.config.deadlines.transfer
-        status = yield from self._call(self.client.status)
         moved: dict[str, Any] = {}
         if to is Role.TRAINING:
             moved = yield from self._call(lambda: self.client.close_route(cell, deadline))
