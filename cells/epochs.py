@@ -30,7 +30,7 @@ __all__ = ["Announcement", "Channel", "DeadlineExceeded", "wait"]
 
 HEADER = 2048
 _FIELDS = 3 * 8
-_INLINE = HEADER - _FIELDS
+INLINE = HEADER - _FIELDS
 _CLOSE = -1
 
 
@@ -166,11 +166,11 @@ class Channel:
     def _broadcast(self, epoch: int, payload: bytes, agree: bool) -> None:
         header = np.zeros(HEADER, np.uint8)
         header[:_FIELDS].view(np.int64)[:] = (epoch, len(payload), agree)
-        inline = payload[:_INLINE]
+        inline = payload[:INLINE]
         header[_FIELDS : _FIELDS + len(inline)] = np.frombuffer(inline, np.uint8)
         posted = _Posted([self._announcements.Ibcast(header, self.root)], [header])
-        if len(payload) > _INLINE:
-            rest = np.frombuffer(payload[_INLINE:], np.uint8).copy()
+        if len(payload) > INLINE:
+            rest = np.frombuffer(payload[INLINE:], np.uint8).copy()
             posted.requests.append(self._announcements.Ibcast(rest, self.root))
             posted.buffers.append(rest)
         self._sent.append(posted)
@@ -211,11 +211,11 @@ class _Incoming:
         if not self._request.Test():
             return None
         epoch, length, agree = (int(x) for x in self._header[:_FIELDS].view(np.int64))
-        if length > _INLINE and self._rest is None:
-            self._rest = np.zeros(length - _INLINE, np.uint8)
+        if length > INLINE and self._rest is None:
+            self._rest = np.zeros(length - INLINE, np.uint8)
             self._request = self._comm.Ibcast(self._rest, self._root)
             return self.poll()
-        payload = self._header[_FIELDS : _FIELDS + min(length, _INLINE)].tobytes()
+        payload = self._header[_FIELDS : _FIELDS + min(length, INLINE)].tobytes()
         if self._rest is not None:
             payload += self._rest.tobytes()
         return epoch, payload, bool(agree)

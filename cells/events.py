@@ -129,7 +129,10 @@ class Feed:
 
 @dataclass(frozen=True)
 class CloseStep:
-    """No more groups for this step and no more joins: reduce, step, checkpoint; answered by StepDone."""
+    """No more groups for this step and no more joins: reduce, step, checkpoint; answered by StepDone.
+
+    The step has `groups_per_step` groups, or fewer when skipped ones could not be replaced (cells/policy.py).
+    """
 
     step: int
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 
@@ -12,18 +13,28 @@ mpi4py.rc.finalize = False
 import pytest  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
-from cells.epochs import Channel, wait  # noqa: E402
+from cells.epochs import INLINE, Channel, wait  # noqa: E402
 
-SIZES = [0, 10, 1500, 1990, 2100, 70_000, 3, 500_000, 1]
+SIZES = [0, 10, 1500, 70_000, 3, 500_000, 1]
+EXACT = [INLINE - 1, INLINE, INLINE + 1]
+"""Whole payloads around what fits into a header."""
 ROUNDS = 4
+KINDS = len(SIZES) + len(EXACT)
+
+
+def text_of(number: int) -> str:
+    kind = number % KINDS
+    if kind < len(SIZES):
+        return "x" * SIZES[kind]
+    empty = json.dumps({"number": number, "text": ""})
+    return "x" * (EXACT[kind - len(SIZES)] - len(empty))
 
 
 def root(channel: Channel) -> None:
     epochs = []
-    for number in range(ROUNDS * len(SIZES)):
+    for number in range(ROUNDS * KINDS):
         agree = number % 3 != 1
-        text = "x" * SIZES[number % len(SIZES)]
-        epochs.append((channel.announce({"number": number, "text": text}, agree), number, agree))
+        epochs.append((channel.announce({"number": number, "text": text_of(number)}, agree), number, agree))
     assert [epoch for epoch, _, _ in epochs] == list(range(len(epochs)))
     for epoch, number, agree in epochs:
         if not agree:
@@ -32,19 +43,19 @@ def root(channel: Channel) -> None:
             continue
         reports = wait(lambda epoch=epoch: channel.reports(epoch), f"epoch {epoch}", 30, print)
         assert [r["rank"] for r in reports] == list(range(1, channel.size))
-        assert all(r["number"] == number and len(r["text"]) == SIZES[number % len(SIZES)] for r in reports)
+        assert all(r["number"] == number and r["text"] == text_of(number) for r in reports)
 
 
 def follower(channel: Channel) -> None:
     chance = random.Random(channel.rank)
     seen, due = [], []
-    while len(seen) < ROUNDS * len(SIZES) or due:
+    while len(seen) < ROUNDS * KINDS or due:
         got = channel.poll()
         if got is not None:
             seen.append(got.epoch)
             assert got.message["number"] == got.epoch
             assert got.agree == (got.epoch % 3 != 1)
-            assert len(got.message["text"]) == SIZES[got.epoch % len(SIZES)]
+            assert got.message["text"] == text_of(got.epoch)
             if got.agree:
                 due.append(got)
             if chance.random() < 0.1:
