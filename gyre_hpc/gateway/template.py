@@ -13,6 +13,7 @@ A delta is found by rendering it behind a stand-in turn with a mark as its text,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -48,7 +49,9 @@ class TurnRenderer:
         settings = _read_json(directory / "tokenizer_config.json")
         self._template = _load_template(directory, settings)
         self._specials = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token") if settings.get(name)}
+        self._no_tools: list[dict[str, Any]] | None = None
         self._mid_system = True
+        self._no_tools = self._find_no_tools()
         self.stop_ids = self._find_stop_ids()
         self.turn_end = self._find_turn_end()
         self._mid_system = self._accepts_mid_system()
@@ -101,11 +104,11 @@ class TurnRenderer:
     def _render(self, chat: list[ChatMessage], head: Head | None) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        tools = [_tool_schema(tool) for tool in head.tools] if head and head.tools else None
+        tools = [_tool_schema(tool) for tool in head.tools] if head and head.tools else self._no_tools
         options: dict[str, Any] = {"tools": tools, "chat_template": self._template, "add_generation_prompt": True, **self._specials}
         try:
             rendered: Any = render_jinja_template(conversations=[chat], **options)
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # whatever a template may stumble over
             raise ValueError(f"the chat template refuses this conversation: {error}") from None
         return str(rendered[0][0])
 
@@ -134,6 +137,14 @@ class TurnRenderer:
         if not ids:
             raise ConfigError(f"{self.directory} names no end-of-turn token", "set eos_token_id in generation_config.json")
         return tuple(dict.fromkeys(int(i) for i in ids))
+
+    def _find_no_tools(self) -> list[dict[str, Any]] | None:
+        """What the template wants where there are no tools: nothing, or (Hermes) an empty list."""
+        for self._no_tools in (None, []):
+            with contextlib.suppress(ValueError):
+                self._render([{"role": "user", "content": "a"}], None)
+                return self._no_tools
+        return None
 
     def _find_turn_end(self) -> int:
         try:

@@ -127,6 +127,12 @@ def test_a_thinking_template_is_accepted_and_opens_the_thought(tmp_path: Path) -
     assert TurnRenderer(tiny_model(tmp_path, template)).opens_thought
 
 
+def test_a_template_that_wants_a_list_of_tools_gets_an_empty_one(tmp_path: Path) -> None:
+    template = "{%- for tool in tools -%}{%- endfor -%}" + CHATML
+    plain = TurnRenderer(tiny_model(tmp_path, template))
+    assert plain.text(plain.root(Conversation(Head(), turns(("user", "a"))))).startswith("<|im_start|>user")
+
+
 def test_missing_parts_are_one_line_each(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         TurnRenderer(tmp_path / "nowhere")
