@@ -38,7 +38,7 @@ from gyre_hpc.tasks import harbor
 
 _POLL = 20.0
 """Seconds that the gateway may hold a question for work."""
-_LOOK = 5.0
+_LOOK = 2.0
 """Seconds between two looks at the size of a workspace."""
 _START = 0.03
 """Seconds that a start counts as going on after its box is set up: about what an interpreter needs to come up."""

@@ -153,16 +153,16 @@ def main(argv: list[str], environment: dict[str, str]) -> int:
     except ValueError as error:
         print(f"harness: {error}", file=sys.stderr)
         return USAGE
+    why = ""
     try:
         code = agent.run(argv[1])
     except wire.Refused as refused:
-        print(f"harness: {refused}", file=sys.stderr)
-        too_long = refused.status in (400, 413) and "too long" in refused.body
-        code = LENGTH_LIMIT if too_long else GATEWAY
+        why = f"{refused}, "
+        code = LENGTH_LIMIT if refused.status in (400, 413) and "too long" in refused.body else GATEWAY
     except wire.Broken as broken:
-        print(f"harness: {broken}", file=sys.stderr)
+        why = f"{broken}, "
         code = GATEWAY
-    print(f"harness: calls {agent.calls} exit {code}", file=sys.stderr)
+    print(f"harness: {why}exit {code} after {agent.calls} calls", file=sys.stderr)
     return code
 
 
