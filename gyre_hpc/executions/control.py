@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +42,13 @@ class Control:
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._deadline = deadline
 
-    async def work(self, node: str, slots: int, wait: float) -> list[Work]:
-        """Up to `slots` executions to start now; held by the gateway for at most `wait` seconds while there is none."""
-        answer = await self._post("/control/work", {"node": node, "slots": slots, "wait": wait}, wait + 30.0)
-        return [Work(**{name: item[name] for name in Work.__dataclass_fields__}) for item in _listed(answer)]
+    async def work(self, node: str, slots: int, wait: float, have: Sequence[int]) -> list[Work]:
+        """Up to `slots` executions to start now; held by the gateway for at most `wait` seconds while there is none.
+
+        `have`: the live ones of this node, so that the gateway can repeat an answer that never arrived.
+        """
+        answer = await self._post("/control/work", {"node": node, "slots": slots, "wait": wait, "have": list(have)}, wait + 30.0)
+        return [Work(**{name: item[name] for name in Work.__dataclass_fields__}) for item in answer]
 
     async def end(self, execution: int, reason: str, score: float, valid: bool, seconds: float, detail: str) -> None:
         """The execution is over for good."""
@@ -77,10 +81,3 @@ class Control:
                 said = True
                 print(f"waiting for the gateway ({path}): {why}", flush=True)
             await asyncio.sleep(_PAUSE)
-
-
-def _listed(answer: Any) -> list[dict[str, Any]]:
-    """The list itself, or the only list in an object."""
-    if isinstance(answer, dict):
-        return next((value for value in answer.values() if isinstance(value, list)), [])
-    return list(answer)

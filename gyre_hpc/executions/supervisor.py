@@ -67,7 +67,7 @@ class Supervisor:
         self._socket = socket
         self._host = sandbox.detect()
         self._starts = asyncio.Semaphore(config.harness.starts_at_once)
-        self._live: set[asyncio.Task[None]] = set()
+        self._live: dict[int, asyncio.Task[None]] = {}
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self) -> None:
@@ -77,16 +77,17 @@ class Supervisor:
             while True:
                 free = slots - len(self._live)
                 if free > 0:
-                    asking = asyncio.ensure_future(self._control.work(self._node, free, _POLL))
+                    asking = asyncio.ensure_future(self._control.work(self._node, free, _POLL, list(self._live)))
                     await self._first(asking)
                     for work in await asking:
                         self._begin(work)
                 else:
-                    await self._first(*self._live)
+                    await self._first(*self._live.values())
         finally:
-            for task in self._live:
+            left = list(self._live.values())
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*self._live, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def _first(self, *waited: asyncio.Future[Any]) -> None:
         """Until one of them is done. Raises at once what broke the supervisor."""
@@ -102,12 +103,14 @@ class Supervisor:
             self._broken.result()
 
     def _begin(self, work: Work) -> None:
+        if work.execution in self._live:  # the gateway repeated itself
+            return
         task = asyncio.get_running_loop().create_task(self._one(work))
-        self._live.add(task)
-        task.add_done_callback(self._ended)
+        self._live[work.execution] = task
+        task.add_done_callback(lambda done: self._ended(work.execution, done))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._live.discard(task)
+    def _ended(self, execution: int, task: asyncio.Task[None]) -> None:
+        del self._live[execution]
         if not task.cancelled() and (error := task.exception()) is not None and not self._broken.done():
             self._broken.set_exception(error)
 
