@@ -76,7 +76,7 @@ class HarnessApi:
         """The length of a prompt, counted with the policy's own tokenizer."""
         execution = self._execution(request)
         conversation = anthropic.conversation_of(anthropic.parse_body(await request.read()))
-        return _json({"input_tokens": self._recorder.count(execution, conversation)})
+        return _json({"input_tokens": await self._recorder.count(execution, conversation)})
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """The one model that there is."""

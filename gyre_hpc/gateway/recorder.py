@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,17 +25,22 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
-from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Ended, Event, Started
-from gyre_hpc.gateway.canonical import Conversation, Message, normalise_message
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Started
+from gyre_hpc.gateway.canonical import Conversation
+from gyre_hpc.gateway.committer import Committer
 from gyre_hpc.gateway.roles import History, Verdict
 from gyre_hpc.gateway.template import TurnRenderer
-from gyre_hpc.gateway.toolcalls import Piece, ToolCallParser, ToolPiece, blocks_of
+from gyre_hpc.gateway.turn import Turn
 from trees.matching import Match, MessageIndex
 from trees.records import CallEnd, Fate, Intent, Node, NodeKind, Role
 from trees.store import StoreError, StoreWriter
 
 log = logging.getLogger(__name__)
 Tokens = NDArray[np.int32]
+STOP_DEADLINE = 10.0
+"""Seconds in which a cancelled call must be recorded."""
+LONG = 100_000
+"""Bytes of new messages from which on they are rendered and tokenised beside the event loop."""
 
 
 class Engine(Protocol):
@@ -99,38 +103,6 @@ class _Prompt:
     verdict: Verdict
 
 
-class Committer:
-    """Group commit: everything appended before `commit()` is durable when it returns; one fsync at a time, shared."""
-
-    def __init__(self, store: StoreWriter, on_fatal: Callable[[Exception], None]) -> None:
-        self._store = store
-        self._on_fatal = on_fatal
-        self._thread = ThreadPoolExecutor(1, "commit")
-        self._running: asyncio.Task[None] | None = None
-        self._next: asyncio.Task[None] | None = None
-        self.commits = 0
-
-    async def commit(self) -> None:
-        """Raises CallFailed when the store can't be written any more (and `on_fatal` has been told)."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._run(self._running))
-        await asyncio.shield(self._next)
-
-    async def _run(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait([before])
-        self._running, self._next = self._next, None
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._store.commit)
-            self.commits += 1
-        except (OSError, StoreError) as error:
-            self._on_fatal(error)
-            raise CallFailed(f"the record can't be written: {error}") from error
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=True)
-
-
 class Recorder:
     """The calls of all live executions. `on_fatal` hears of a store that can't be written; afterwards every call fails."""
 
@@ -183,10 +155,10 @@ class Recorder:
         task.add_done_callback(live.tasks.discard)
         return stream
 
-    def count(self, execution: int, conversation: Conversation) -> int:
+    async def count(self, execution: int, conversation: Conversation) -> int:
         """Tokens of the prompt that this conversation would have now. Raises BadRequest."""
         live = self._live.get(execution) or _Live(execution)
-        return len(self._prompt(live, conversation, "").tokens)
+        return len((await self._prompt(live, conversation, "")).tokens)
 
     async def finish(self, execution: int) -> tuple[int, int]:
         """The execution is over: what is in flight is cancelled and recorded. Returns its (calls, tokens); forgets it."""
@@ -212,8 +184,11 @@ class Recorder:
             if not stream.done:
                 stream.abandon()
                 stream.fail(CallFailed(why))
-        if live.tasks:
-            await asyncio.wait(set(live.tasks))
+        if not live.tasks:
+            return
+        _, late = await asyncio.wait(set(live.tasks), timeout=STOP_DEADLINE)
+        if late:
+            log.error("execution %d: %d calls were not recorded within %.0f s of their end", live.execution, len(late), STOP_DEADLINE)
 
     def _on_fatal(self, error: Exception) -> None:
         if self._fatal is None:
@@ -237,9 +212,9 @@ class Recorder:
             stream.fail(CallFailed(f"{type(error).__name__}: {error}"))
 
     async def _call(self, live: _Live, request: CallRequest, stream: CallStream) -> None:
+        prompt = await self._prompt(live, request.conversation, request.agent)
         if live.calls >= self._settings.max_calls:
             raise BadRequest(f"this execution made {live.calls} calls, which is all it may make")
-        prompt = self._prompt(live, request.conversation, request.agent)
         room = self._settings.window - len(prompt.tokens)
         if room < 1:
             raise BadRequest(f"prompt is too long: {len(prompt.tokens)} tokens > {self._settings.window - 1} maximum")
@@ -248,31 +223,39 @@ class Recorder:
         call, node = self._begin(live, request, prompt)
         await self.committer.commit()
         stream.push(Started(call, len(prompt.tokens)))
-        turn = _Turn(call, node, self._renderer, stream)
+        turn = Turn(call, node, self._renderer, stream)
         if not stream.abandoned:
             sampling = self._sampling(live.execution, ordinal, min(max(1, request.max_tokens), room))
             await self._generate(live, GenerateRequest(f"call-{call}", prompt.tokens.tolist(), sampling), turn)
         await self._end(live, request, prompt, turn)
 
-    def _prompt(self, live: _Live, conversation: Conversation, agent: str) -> _Prompt:
+    async def _prompt(self, live: _Live, conversation: Conversation, agent: str) -> _Prompt:
         messages = conversation.messages
         if not messages or messages[-1].role == "assistant":
             raise BadRequest("the conversation must end with a user message")
         history = [message.canonical for message in messages[:-1]]
         match = self._index.match(live.execution, conversation.head.canonical, history)
+        last = int(live.nodes[match.node][1][-1]) if match.node >= 0 else -1
+        size = sum(len(message.canonical) for message in messages[match.depth :])
         try:
-            if match.node < 0:
-                parts = self._renderer.split(self._renderer.root(conversation))
+            if size < LONG:
+                arrays = self._render(conversation, match, last)
             else:
-                closed = int(live.nodes[match.node][1][-1]) == self._renderer.turn_end
-                parts = [self._renderer.delta(messages[match.depth :], closed)]
+                arrays = await asyncio.to_thread(self._render, conversation, match, last)
         except ValueError as error:
             raise BadRequest(str(error)) from None
-        arrays = [np.asarray(part, np.int32) for part in parts]
         verdict = live.history.classify(conversation, match.depth, match.node, agent)
         if verdict.difference == "drift":
             log.warning("execution %d: a turn came back in an unknown form after %d messages", live.execution, match.depth)
         return _Prompt(match, arrays, np.concatenate([live.path(match.node), *arrays]), verdict)
+
+    def _render(self, conversation: Conversation, match: Match, last: int) -> list[Tokens]:
+        """What is new behind `match`, whose node ends with the token `last`: one array for each node to come."""
+        if match.node < 0:
+            parts = self._renderer.split(self._renderer.root(conversation))
+        else:
+            parts = [self._renderer.delta(conversation.messages[match.depth :], last == self._renderer.turn_end)]
+        return [np.asarray(part, np.int32) for part in parts]
 
     def _begin(self, live: _Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:
         call = self._store.allocate_call()
@@ -288,7 +271,7 @@ class Recorder:
         digest = blake3(f"{s.seed}/{execution}/{ordinal}".encode()).digest(8)
         return Sampling(max_tokens, s.temperature, s.top_p, s.top_k, int.from_bytes(digest, "little") >> 1, self._renderer.stop_ids)
 
-    async def _generate(self, live: _Live, request: GenerateRequest, turn: _Turn) -> None:
+    async def _generate(self, live: _Live, request: GenerateRequest, turn: Turn) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a call runs as a task")
@@ -311,7 +294,7 @@ class Recorder:
         finally:
             turn.stream.settle()
 
-    async def _end(self, live: _Live, request: CallRequest, prompt: _Prompt, turn: _Turn) -> None:
+    async def _end(self, live: _Live, request: CallRequest, prompt: _Prompt, turn: Turn) -> None:
         fate = {"fault": Fate.BROKEN, "cancelled": Fate.CANCELLED}.get(turn.finish, Fate.DELIVERED)
         role, difference = prompt.verdict.role, prompt.verdict.difference
         sampled = self._append_sampled(live, turn, role) if turn.tokens else -1
@@ -328,53 +311,10 @@ class Recorder:
             live.history.delivered(reply, sampled, request.agent, prompt.verdict)
         turn.stream.push(*rest)
 
-    def _append_sampled(self, live: _Live, turn: _Turn, role: Role) -> int:
+    def _append_sampled(self, live: _Live, turn: Turn, role: Role) -> int:
         node = self._store.allocate_node()
         tokens = np.asarray(turn.tokens, np.int32)
         logprobs, versions = np.asarray(turn.logprobs, np.float32), np.asarray(turn.versions, np.int32)
         self._store.append(Node(node, turn.node, live.execution, turn.call, NodeKind.SAMPLED, role, tokens, logprobs, versions))
         live.nodes[node] = (turn.node, tokens)
         return node
-
-
-class _Turn:
-    """What the policy samples in one call, as tokens for the record and as pieces for the harness."""
-
-    def __init__(self, call: int, node: int, renderer: TurnRenderer, stream: CallStream) -> None:
-        self.call = call
-        self.node = node
-        self.stream = stream
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.finish = "cancelled"
-        self.fault: Exception | None = None
-        self._decoder = renderer.decoder()
-        self._parser = ToolCallParser(f"toolu_{call:08x}", renderer.opens_thought)
-        self._pieces: list[Piece] = []
-        self._held: list[Event] = []
-
-    def take(self, chunk: TokenChunk) -> None:
-        """More tokens: recorded later, shown now unless a tool call began."""
-        self.tokens += chunk.tokens
-        self.logprobs += chunk.logprobs
-        self.versions += chunk.versions
-        if chunk.finish is not None:
-            self.finish = chunk.finish
-        self.stream.push(*self._releasable(self._parser.feed(self._decoder.feed(chunk.tokens))))
-
-    def complete(self) -> tuple[list[Event], Message]:
-        """The events that are left, `Ended` last, and the answer as the harness has it then."""
-        pieces = [*self._parser.feed(self._decoder.finish()), *self._parser.finish()]
-        released = self._releasable(pieces)
-        called = any(isinstance(piece, ToolPiece) for piece in self._pieces)
-        reason = "max_tokens" if self.finish == "length" else "tool_use" if called else "end_turn"
-        return [*released, *self._held, Ended(reason, len(self.tokens))], normalise_message("assistant", list(blocks_of(self._pieces)))
-
-    def _releasable(self, pieces: list[Piece]) -> list[Piece]:
-        self._pieces += pieces
-        for at, piece in enumerate(pieces):
-            if self._held or isinstance(piece, ToolPiece):
-                self._held += pieces[at:]
-                return pieces[:at]
-        return pieces

@@ -280,7 +280,7 @@ async def test_limits(tmp_path: Path, renderer: TurnRenderer) -> None:
         await ask(b, say("c"))
         with pytest.raises(BadRequest, match="made 3 calls"):
             await ask(b, say("d"))
-        assert b.recorder.count(0, Conversation(HEAD, normalise_messages(say("go")))) == len(b.engine.seen[0].prompt)
+        assert await b.recorder.count(0, Conversation(HEAD, normalise_messages(say("go")))) == len(b.engine.seen[0].prompt)
         assert len(b.tree().calls) == 3
 
 

@@ -1,0 +1,55 @@
+"""What the policy samples in one call: tokens for the record, pieces for the harness.
+
+Invariant: pieces from the first tool call on are held until `complete`; so nothing that can be acted upon is shown before it is durable.
+"""
+
+from __future__ import annotations
+
+from gyre_hpc.engines.protocol import TokenChunk
+from gyre_hpc.gateway.calls import CallStream, Ended, Event
+from gyre_hpc.gateway.canonical import Message, normalise_message
+from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.toolcalls import Piece, ToolCallParser, ToolPiece, blocks_of
+
+
+class Turn:
+    """What the policy samples in one call, as tokens for the record and as pieces for the harness."""
+
+    def __init__(self, call: int, node: int, renderer: TurnRenderer, stream: CallStream) -> None:
+        self.call = call
+        self.node = node
+        self.stream = stream
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.finish = "cancelled"
+        self.fault: Exception | None = None
+        self._decoder = renderer.decoder()
+        self._parser = ToolCallParser(f"toolu_{call:08x}", renderer.opens_thought)
+        self._pieces: list[Piece] = []
+        self._held: list[Event] = []
+
+    def take(self, chunk: TokenChunk) -> None:
+        """More tokens: recorded later, shown now unless a tool call began."""
+        self.tokens += chunk.tokens
+        self.logprobs += chunk.logprobs
+        self.versions += chunk.versions
+        if chunk.finish is not None:
+            self.finish = chunk.finish
+        self.stream.push(*self._releasable(self._parser.feed(self._decoder.feed(chunk.tokens))))
+
+    def complete(self) -> tuple[list[Event], Message]:
+        """The events that are left, `Ended` last, and the answer as the harness has it then."""
+        pieces = [*self._parser.feed(self._decoder.finish()), *self._parser.finish()]
+        released = self._releasable(pieces)
+        called = any(isinstance(piece, ToolPiece) for piece in self._pieces)
+        reason = "max_tokens" if self.finish == "length" else "tool_use" if called else "end_turn"
+        return [*released, *self._held, Ended(reason, len(self.tokens))], normalise_message("assistant", list(blocks_of(self._pieces)))
+
+    def _releasable(self, pieces: list[Piece]) -> list[Piece]:
+        self._pieces += pieces
+        for at, piece in enumerate(pieces):
+            if self._held or isinstance(piece, ToolPiece):
+                self._held += pieces[at:]
+                return pieces[:at]
+        return pieces
