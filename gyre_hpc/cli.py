@@ -87,10 +87,12 @@ def run(
     from gyre_hpc.driver.rundir import prepare
 
     paths = prepare(_load(config, overrides))
-    watcher = None
     if sys.stdout.isatty() and not plain:
-        from gyre_hpc.report.progress import watch as watcher
-    code = drive(paths.root, watcher=watcher)
+        from gyre_hpc.report.progress import watch as show
+
+        code = drive(paths.root, watcher=show)
+    else:
+        code = drive(paths.root)
     if code == ExitCode.DONE:
         write_report(paths.root)
     return int(code)
