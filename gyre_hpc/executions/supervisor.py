@@ -38,7 +38,7 @@ from gyre_hpc.tasks import harbor
 
 _POLL = 20.0
 """Seconds that the gateway may hold a question for work."""
-_LOOK = 2.0
+_LOOK = 1.0
 """Seconds between two looks at the size of a workspace."""
 _START = 0.03
 """Seconds that a start counts as going on after its box is set up: about what an interpreter needs to come up."""
@@ -132,7 +132,10 @@ class Supervisor:
         else:
             await self._control.end(work.execution, outcome.ending, outcome.score, outcome.valid, seconds, outcome.detail)
         if not self._config.harness.keep_workspaces:
-            await asyncio.to_thread(workspace.remove, folder.root)
+            try:
+                await asyncio.to_thread(workspace.remove, folder.root)
+            except GyreError as error:  # garbage, not a reason to stop
+                print(error.line, flush=True)
 
     async def _execute(self, work: Work, folder: workspace.Folder) -> Outcome:
         task = _task(work.task)

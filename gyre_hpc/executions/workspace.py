@@ -6,6 +6,7 @@ bounded by the caps, so that millions of files or a path deeper than the kernel 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -59,7 +60,10 @@ def folder_of(workspaces: Path, attempt: int, execution: int) -> Folder:
 
 
 def prepare(folder: Folder, environment: Path, caps: Caps) -> None:
-    """Make a fresh workspace from a task's `environment` folder (its Dockerfile left out). Raises GyreError."""
+    """Make a fresh workspace from a task's `environment` folder (its Dockerfile left out).
+
+    Raises GyreError; a full disk stays an OSError, because it must stop the run instead of one execution after the other.
+    """
     remove(folder.root)
     try:
         folder.root.mkdir(parents=True)
@@ -67,7 +71,9 @@ def prepare(folder: Folder, environment: Path, caps: Caps) -> None:
         if environment.is_dir():
             copy(environment, folder.work, caps, skip=frozenset({"Dockerfile", "docker-compose.yaml"}))
     except OSError as error:
-        raise GyreError(f"workspace {folder.root}: {error.strerror}", "free space or inodes in the run directory") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise GyreError(f"workspace {folder.root}: {error.strerror}", "make the run directory and the task's files accessible") from error
 
 
 def copy(source: Path, target: Path, caps: Caps, skip: frozenset[str] = frozenset()) -> None:
