@@ -7,9 +7,9 @@ stretch of a call gets the seed hash(seed, position). The same stretches give th
 Log-probs are vLLM's `processed_logprobs`: temperature applied, but top-p/top-k as well. The interface promises them before cuts, so a
 call with cuts is refused here.
 
-Weights: `reload_weights` over collective_rpc (a failed one leaves the model half new, so it ends the engine), then the prefix cache is
-reset (vLLM keeps it otherwise: stale KV), then the version is set and read back, then one token is asked for. On GPU `release` is sleep
-level 2, which drops weights and KV; a CPU has nothing to free and only the prefix cache goes.
+Weights: `vllm_worker` loads them over collective_rpc (a failed load leaves the model half new, so it ends the engine), then the prefix
+cache is reset (vLLM keeps it otherwise: stale KV), then the version is set and read back, then one token is asked for. On GPU `release` is
+sleep level 2, which drops weights and KV; a CPU has nothing to free and only the prefix cache goes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,18 @@ from gyre_hpc.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _OURS = frozenset(
-    {"model", "host", "port", "dtype", "max-model-len", "middleware", "logprobs-mode", "enable-scale-out", "skip-tokenizer-init"}
+    {
+        "model",
+        "host",
+        "port",
+        "dtype",
+        "max-model-len",
+        "middleware",
+        "worker-extension-cls",
+        "logprobs-mode",
+        "enable-scale-out",
+        "skip-tokenizer-init",
+    }
 )
 _KV_GIB = "kv_gib"
 """Our one option that is not vLLM's: GiB of KV cache on CPU."""
@@ -134,7 +145,7 @@ class VllmEngine:
     def _load(self, model: Path, version: int, end: float) -> None:
         path = str(model.resolve())
         left = end - time.monotonic()
-        body = {"method": "reload_weights", "kwargs": {"weights_path": path}, "timeout": left}
+        body = {"method": "gyre_load_weights", "args": [path], "timeout": left}
         try:
             self._post("collective_rpc", left, body)
             self._reset_prefixes(end - time.monotonic())
@@ -279,6 +290,7 @@ def command(spec: EngineSpec, port: int) -> list[str]:
         "max-model-len": spec.window,
         "max-num-seqs": spec.capacity,
         "middleware": "gyre_hpc.engines.vllm_guard.Guard",
+        "worker-extension-cls": "gyre_hpc.engines.vllm_worker.WeightLoading",
         "logprobs-mode": "processed_logprobs",
         "generation-config": "vllm",
         "stream-interval": 4,

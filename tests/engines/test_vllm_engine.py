@@ -1,0 +1,266 @@
+"""vLLM behind the interface: translation (fast), and one real server (marked)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from aiohttp import web
+
+from gyre_hpc import processes
+from gyre_hpc.engines import vllm_guard
+from gyre_hpc.engines.factory import connect, start_engine
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
+from gyre_hpc.engines.vllm_engine import VllmEngine, command, parse_chunk, request_body
+from gyre_hpc.errors import ConfigError
+from tests.engines.models import VOCABULARY, plain_logprobs
+
+TOLERANCE = 1e-4
+WINDOW = 256
+
+
+def test_a_request_is_translated() -> None:
+    request = GenerateRequest("r", [1, 2, 3], Sampling(50, 0.7, seed=5, stop=(7, 8)), position=2)
+    body = json.loads(request_body(request, 20))
+    sampling = body.pop("sampling_params")
+    assert body == {"token_ids": [1, 2, 3], "stream": True}
+    seed = sampling.pop("seed")
+    assert sampling == {
+        "max_tokens": 17,
+        "temperature": 0.7,
+        "stop_token_ids": [7, 8],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    again = json.loads(request_body(request, 20))["sampling_params"]["seed"]
+    elsewhere = json.loads(request_body(GenerateRequest("r", [1, 2, 3], request.sampling, position=3), 20))["sampling_params"]["seed"]
+    assert seed == again != elsewhere
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GenerateRequest("a", [1] * 20, Sampling(1)),
+        GenerateRequest("b", [], Sampling(1)),
+        GenerateRequest("c", [1], Sampling(1, top_p=0.9)),
+        GenerateRequest("d", [1], Sampling(1, top_k=3)),
+    ],
+)
+def test_what_vllm_would_not_do_as_promised_is_refused(request_: GenerateRequest) -> None:
+    with pytest.raises(RequestRefused):
+        request_body(request_, 20)
+
+
+def _event(**changes: Any) -> dict[str, Any]:
+    content = [{"token_id": 4, "logprob": -0.5}, {"token_id": 5, "logprob": -1.5}]
+    choice = {"finish_reason": None, "token_ids": [4, 5], "logprobs": {"content": content}, "weight_versions": None, **changes}
+    return {"choices": [choice]}
+
+
+def test_events_become_chunks_and_broken_promises_become_faults() -> None:
+    assert parse_chunk(_event(), 3) == TokenChunk([4, 5], [-0.5, -1.5], [3, 3], None)
+    spans = [{"version": "3", "start": 0, "end": 2}]
+    assert parse_chunk(_event(finish_reason="stop", weight_versions=spans), 3).finish == "stop"
+    for broken in (
+        _event(finish_reason="abort"),
+        _event(token_ids=[4]),
+        _event(finish_reason="length", weight_versions=[*spans, {"version": "4", "start": 2, "end": 3}]),
+        {"error": {"message": "EngineCore encountered an issue"}},
+    ):
+        with pytest.raises(EngineFault):
+            parse_chunk(broken, 3)
+
+
+def test_the_command_line_carries_options_and_guards_ours(models: tuple[Path, Path], tmp_path: Path) -> None:
+    spec = EngineSpec("vllm", models[0], 0, 8, WINDOW, tmp_path / "log", options={"kv_gib": 2, "block_size": 32, "enforce-eager": False})
+    argv = command(spec, 1234)
+    for expected in (
+        f"--model={models[0]}",
+        "--port=1234",
+        "--max-num-seqs=8",
+        "--block-size=32",
+        "--no-enforce-eager",
+        "--enable-scale-out",
+    ):
+        assert expected in argv
+    assert not [a for a in argv if "kv" in a]
+    with pytest.raises(ConfigError, match=r"rollout\.options\.port"):
+        command(EngineSpec("vllm", models[0], 0, 8, WINDOW, tmp_path / "log", options={"port": 1}), 1234)
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        command(EngineSpec("vllm", tmp_path, 0, 8, WINDOW, tmp_path / "log"), 1234)
+
+
+class _Upstream:
+    """A fake ASGI application in vLLM's place: says which path it saw, and holds inference until told."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(self, scope: vllm_guard.Scope, receive: vllm_guard.Receive, send: vllm_guard.Send) -> None:
+        if scope["path"].startswith("/inference/"):
+            await self.go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+async def _ask(guard: vllm_guard.Guard, path: str) -> tuple[int, dict[bytes, bytes], bytes]:
+    sent: list[vllm_guard.Message] = []
+
+    async def receive() -> vllm_guard.Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: vllm_guard.Message) -> None:
+        sent.append(message)
+
+    path, _, query = path.partition("?")
+    await guard({"type": "http", "path": path, "query_string": query.encode()}, receive, send)
+    return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
+
+
+async def test_the_guard_keeps_strangers_and_the_paused_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(vllm_guard.SECRET, "s3")
+    monkeypatch.setenv(vllm_guard.VERSION, "4")
+    upstream = _Upstream()
+    guard = vllm_guard.Guard(upstream)
+    for path in ("/health", "/s3", "/s3x/health", "/inference/v1/generate"):
+        assert (await _ask(guard, path))[0] == 404
+    assert (await _ask(guard, "/s3/health"))[::2] == (200, b"/health")
+    call = asyncio.create_task(_ask(guard, "/s3/inference/v1/generate"))
+    await asyncio.sleep(0)
+    assert json.loads((await _ask(guard, "/s3/gyre"))[2]) == {"version": 4, "paused": False, "in_flight": 1}
+    await _ask(guard, "/s3/pause")
+    assert (await _ask(guard, "/s3/inference/v1/generate"))[0] == 503
+    await _ask(guard, "/s3/gyre/version?5")
+    upstream.go.set()
+    assert (await call)[1][b"x-gyre-version"] == b"4"
+    await _ask(guard, "/s3/resume")
+    assert (await _ask(guard, "/s3/inference/v1/generate"))[1][b"x-gyre-version"] == b"5"
+    assert json.loads((await _ask(guard, "/s3/gyre"))[2]) == {"version": 5, "paused": False, "in_flight": 0}
+
+
+@pytest.fixture(scope="module")
+def server(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
+    engine = start_engine(EngineSpec("vllm", models[0], 0, 8, WINDOW, log, options={"kv_gib": 1}), 280.0)
+    assert isinstance(engine, VllmEngine)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+async def client(server: VllmEngine) -> AsyncIterator[Any]:
+    client = connect(server.address)
+    yield client
+    await client.close()
+
+
+def request(name: str, count: int, **sampling: Any) -> GenerateRequest:
+    rng = random.Random(name)
+    return GenerateRequest(name, [rng.randrange(VOCABULARY) for _ in range(50)], Sampling(count, **sampling))
+
+
+async def collect(client: Any, call: GenerateRequest) -> tuple[list[int], list[float], list[int], str | None]:
+    tokens, logprobs, versions, finish = [], [], [], None
+    async for chunk in client.generate(call):
+        tokens += chunk.tokens
+        logprobs += chunk.logprobs
+        versions += chunk.versions
+        finish = chunk.finish
+    return tokens, logprobs, versions, finish
+
+
+def deviation(model: Path, call: GenerateRequest, tokens: list[int], logprobs: list[float]) -> float:
+    expected = plain_logprobs(model, call.prompt, tokens, call.sampling.temperature)
+    return max(abs(a - b) for a, b in zip(expected, logprobs, strict=True))
+
+
+@pytest.mark.vllm
+async def test_log_probs_stops_and_hand_over(server: VllmEngine, client: Any, models: tuple[Path, Path]) -> None:
+    requests = [request(f"t{t}.{i}", 20 + i, temperature=t, seed=i) for t in (0.0, 0.7, 1.0) for i in range(3)]
+    outcomes = await asyncio.gather(*(collect(client, call) for call in requests))
+    for call, (tokens, logprobs, versions, finish) in zip(requests, outcomes, strict=True):
+        assert (len(tokens), finish, set(versions)) == (call.sampling.max_tokens, "length", {0})
+        assert deviation(models[0], call, tokens, logprobs) < TOLERANCE
+    greedy = requests[2]
+    tokens = (await collect(client, greedy))[0]
+    for cut in (1, 9, 21):
+        sampling = Sampling(22 - cut, 0.0)
+        assert tokens[:cut] + (await collect(client, GenerateRequest("c", greedy.prompt + tokens[:cut], sampling, cut)))[0] == tokens
+    sampled = requests[-1]
+    assert (await collect(client, sampled))[0] == (await collect(client, sampled))[0]
+    free = (await collect(client, request("stop", 20, seed=2)))[0]
+    stopped = await collect(client, request("stop", 20, seed=2, stop=(free[6],)))
+    assert (stopped[0], stopped[3]) == (free[: free.index(free[6]) + 1], "stop")
+
+
+@pytest.mark.vllm
+async def test_a_cancelled_call_leaves_and_strangers_get_nothing(server: VllmEngine, client: Any) -> None:
+    stream = client.generate(request("long", 200))
+    await anext(stream)
+    assert server.health(5.0)["in_flight"] == 1
+    await stream.aclose()
+    began = time.monotonic()
+    while server.health(5.0)["in_flight"]:
+        assert time.monotonic() - began < 1.0
+        await asyncio.sleep(0.01)
+    open_url = server.address.url.rsplit("/", 1)[0]
+    async with aiohttp.ClientSession() as session, session.post(f"{open_url}/collective_rpc", json={"method": "x"}) as answer:
+        assert answer.status == web.HTTPNotFound.status_code
+
+
+@pytest.mark.vllm
+async def test_updates_are_whole_and_pause_faults(server: VllmEngine, client: Any, models: tuple[Path, Path]) -> None:
+    begun: dict[str, list[TokenChunk]] = {}
+
+    async def under_way(call: GenerateRequest) -> None:
+        async for chunk in client.generate(call):
+            begun.setdefault(call.request_id, []).append(chunk)
+
+    requests = {f"u{i}": request(f"u{i}", 200, seed=i) for i in range(8)}
+    tasks = [asyncio.create_task(under_way(call)) for call in requests.values()]
+    while len(begun) < len(tasks):
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(server.update_weights, models[1], 5, 30.0)
+    faults = [r for r in await asyncio.gather(*tasks, return_exceptions=True) if r is not None]
+    assert faults
+    assert all(isinstance(fault, EngineFault) for fault in faults)
+    for name, chunks in begun.items():  # what had been delivered is of the old weights, and right
+        tokens = [t for c in chunks for t in c.tokens]
+        assert {v for c in chunks for v in c.versions} == {0}
+        assert deviation(models[0], requests[name], tokens, [x for c in chunks for x in c.logprobs]) < TOLERANCE
+    call = requests["u0"]
+    tokens, logprobs, versions, _ = await collect(client, call)  # the same prompt: stale KV would show
+    assert set(versions) == {5}
+    assert deviation(models[1], call, tokens, logprobs) < TOLERANCE
+    await asyncio.to_thread(server.pause, 10.0)
+    with pytest.raises(EngineFault, match="503"):
+        await collect(client, call)
+    await asyncio.to_thread(server.release, 10.0)
+    await asyncio.to_thread(server.restore, models[0], 6, 30.0)
+    with pytest.raises(EngineFault, match="503"):
+        await collect(client, call)
+    await asyncio.to_thread(server.resume, 10.0)
+    tokens, logprobs, versions, _ = await collect(client, call)
+    assert set(versions) == {6}
+    assert deviation(models[0], call, tokens, logprobs) < TOLERANCE
+
+
+@pytest.mark.vllm
+def test_a_failed_update_ends_the_engine_with_all_its_processes(server: VllmEngine, tmp_path: Path) -> None:
+    """The last test of this server."""
+    family = [psutil.Process(server.pid), *processes.descendants(server.pid)]
+    assert len(family) >= 2
+    with pytest.raises(EngineFault, match="could not take version 9"):
+        server.update_weights(tmp_path, 9, 30.0)
+    assert not server.alive()
+    assert [p.pid for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert isinstance(server.address, EngineAddress)
