@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--stale", type=int, default=1)
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     config = load(arguments.config, arguments.overrides)
     torch.set_num_threads(1)
     directory = arguments.model or (recipe.ensure(print) if config.model.path == BUILTIN_MODEL else Path(config.model.path))
