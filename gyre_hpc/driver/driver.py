@@ -285,6 +285,8 @@ class Attempt:
         if self._show is not None:
             self._show(self._tail.read())
         shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # an earlier attempt that was killed has left its own
+            self.folder.parent.rmdir()
 
     @contextlib.contextmanager
     def _progress(self) -> Iterator[None]:

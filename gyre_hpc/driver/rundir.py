@@ -14,6 +14,7 @@ from typing import Any
 from gyre_hpc import config as configuration
 from gyre_hpc.config import BUILTIN_MODEL, Config
 from gyre_hpc.driver import provenance
+from gyre_hpc.driver.runlock import live_holder, refusal
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
@@ -93,6 +94,9 @@ def _continue(paths: RunPaths, config: Config) -> None:
             f"{paths.root} was started with another configuration: {listed}{more}", "set run.dir to a new folder, or undo the change"
         )
     if changed:
+        holder = live_holder(paths.lock)
+        if holder is not None:
+            raise refusal(paths.lock, holder)
         _freeze(config, paths)
         EventLog(paths.events).emit("config.change", changes={key: list(values) for key, values in changed.items()})
 

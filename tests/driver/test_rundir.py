@@ -1,0 +1,78 @@
+"""A run directory is made once and continued only with the same configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre_hpc.config import Config, check
+from gyre_hpc.driver.rundir import differences, frozen, prepare
+from gyre_hpc.driver.runlock import RunLock
+from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.events import read_events
+
+
+def make(root: Path, **sections: Any) -> Config:
+    run = {"dir": str(root), "name": "t", **sections.pop("run", {})}
+    return check({"run": run, **sections}, "test")
+
+
+def test_a_new_directory_holds_the_frozen_configuration_and_where_it_came_from(tmp_path: Path) -> None:
+    paths = prepare(make(tmp_path / "run", training={"lr": 0.002}))
+    assert frozen(paths) == make(tmp_path / "run", training={"lr": 0.002})
+    provenance = json.loads(paths.provenance.read_text())
+    assert provenance["packages"]["h5py"]
+    assert provenance["mpi"].startswith("mpich")
+    assert sorted(p.name for p in paths.root.iterdir()) == ["config.yaml", "provenance.json"]
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = prepare(check({"run": {"name": "x"}, "model": {"path": "models/m"}, "tasks": {"source": "tasks"}}, "test"))
+    config = frozen(paths)
+    assert (config.run.dir, config.model.path, config.tasks.source) == (
+        tmp_path / "runs/x",
+        str(tmp_path / "models/m"),
+        str(tmp_path / "tasks"),
+    )
+
+
+def test_more_steps_continue_and_are_an_event(tmp_path: Path) -> None:
+    paths = prepare(make(tmp_path / "run"))
+    assert prepare(make(tmp_path / "run")) == paths
+    assert not paths.events.exists()
+    prepare(make(tmp_path / "run", run={"steps": 40}, slurm={"time_minutes": 5}))
+    assert frozen(paths).run.steps == 40
+    events = list(read_events(paths.events))
+    assert [(e["kind"], e["changes"]) for e in events] == [("config.change", {"run.steps": [20, 40], "slurm.time_minutes": [60, 5]})]
+
+
+def test_another_learning_rate_is_refused_with_both_values_and_nothing_changes(tmp_path: Path) -> None:
+    paths = prepare(make(tmp_path / "run"))
+    before = paths.config.read_bytes()
+    with pytest.raises(ConfigError, match=r"training\.lr 0\.001 -> 0\.5; set run\.dir"):
+        prepare(make(tmp_path / "run", training={"lr": 0.5}, run={"steps": 40}))
+    assert paths.config.read_bytes() == before
+
+
+def test_nothing_changes_under_a_running_driver(tmp_path: Path) -> None:
+    paths = prepare(make(tmp_path / "run"))
+    with RunLock(paths.lock), pytest.raises(GyreError, match="is being run by"):
+        prepare(make(tmp_path / "run", run={"steps": 40}))
+    assert frozen(paths).run.steps == 20
+
+
+def test_a_folder_with_something_else_is_never_adopted(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"holds thesis\.tex but no config\.yaml"):
+        prepare(make(tmp_path))
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_differences_see_options_inside_a_section() -> None:
+    old, new = check({}, "t"), check({"rollout": {"options": {"x": 1}}}, "t")
+    assert differences(old, new) == {"rollout.options": ({}, None), "rollout.options.x": (None, 1)}

@@ -1,0 +1,88 @@
+"""Points of a grid, their results, and what Slurm is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre_hpc.config import check
+from gyre_hpc.driver import sweep
+from gyre_hpc.driver.rundir import prepare
+from gyre_hpc.driver.submit import parameters
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.events import EventLog
+
+
+def plan(root: Path, grid: dict[str, list[Any]]) -> list[sweep.Point]:
+    return sweep.plan(check({"run": {"dir": str(root), "name": "s"}, "sweep": {"grid": grid}}, "test"))
+
+
+def test_every_combination_is_a_run_of_its_own(tmp_path: Path) -> None:
+    points = plan(tmp_path, {"training.lr": [0.001, 0.01], "tasks.difficulty": [[1], [1, 2]]})
+    assert [point.name for point in points] == [
+        "lr=0.001,difficulty=1",
+        "lr=0.001,difficulty=1-2",
+        "lr=0.01,difficulty=1",
+        "lr=0.01,difficulty=1-2",
+    ]
+    assert points[3].config.training.lr == 0.01
+    assert points[3].config.tasks.difficulty == [1, 2]
+    assert points[3].config.run.dir == tmp_path / "lr=0.01,difficulty=1-2"
+
+
+def test_keys_with_the_same_last_part_keep_their_sections(tmp_path: Path) -> None:
+    assert plan(tmp_path, {"run.seed": [1], "tasks.seed": [2]})[0].name == "run.seed=1,tasks.seed=2"
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({}, "empty"),
+        ({"training.lr": []}, "empty"),
+        ({"training.lrr": [1]}, r"unknown key training\.lrr.*did you mean training\.lr"),
+        ({"training.lr": [-1]}, r"training\.lr = -1"),
+        ({"training.lr.x": [1]}, "is not a section"),
+        ({"training.lr": [0.1, 0.1]}, "twice"),
+    ],
+)
+def test_a_bad_grid_is_one_line_before_anything_is_made(tmp_path: Path, grid: dict[str, list[Any]], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan(tmp_path / "s", grid)
+    assert not (tmp_path / "s").exists()
+
+
+def test_points_must_fit_one_array(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="different resources"):
+        sweep.submit_points(plan(tmp_path / "s", {"cells.count": [2, 3]}))
+    assert not (tmp_path / "s").exists()
+
+
+def test_results_come_from_the_event_logs(tmp_path: Path) -> None:
+    points = plan(tmp_path, {"training.lr": [0.001, 0.01, 0.1]})
+    for point, status in ((points[0], "done"), (points[1], "stopped")):
+        log = EventLog(prepare(point.config).events)
+        log.emit("run.start")
+        for step in range(1, 9):
+            log.emit("step.end", step=step, score_mean=step / 10)
+        log.emit("run.end", status=status)
+    rows = sweep.results(points)
+    assert [(row.status, row.steps, row.score_first, row.score_last) for row in rows] == [
+        ("done", 8, 0.2, 0.6),
+        ("stopped", 8, 0.2, 0.6),
+        ("waiting", 0, None, None),
+    ]
+    assert sweep.exit_code(rows) == 75
+    assert sweep.exit_code(rows[:1]) == 0
+
+
+def test_a_job_asks_for_one_node_more_than_its_cells_and_for_a_signal_to_the_driver_only() -> None:
+    config = check(
+        {"cells": {"count": 3, "nodes_per_cell": 2}, "slurm": {"partition": "p", "additional": {"requeue": False, "reservation": "r"}}}, "t"
+    )
+    asked = parameters(config, "x")
+    assert (asked["nodes"], asked["ntasks_per_node"], asked["partition"], asked["use_srun"]) == (7, 1, "p", False)
+    assert asked["additional_parameters"] == {"signal": "B:USR1@60", "requeue": False, "reservation": "r"}
+    assert asked["setup"] == ["trap '' USR1 USR2"]
+    assert "account" not in asked

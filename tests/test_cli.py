@@ -1,0 +1,113 @@
+"""The command line is frozen: names, exit codes, one line an error, --json, and a quick --help."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gyre_hpc.cli import main
+from gyre_hpc.config import check, load
+from gyre_hpc.driver.rundir import prepare
+from gyre_hpc.events import EventLog
+
+
+@dataclass(frozen=True)
+class Said:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Gyre = Callable[..., Said]
+
+
+@pytest.fixture
+def gyre(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Gyre:
+    """`gyre ARGUMENTS` in the test's folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["gyre", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Said(int(caught.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    """Under 0.5 s of CPU: the wall clock of a busy machine says nothing."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "gyre_hpc.cli", "--help"], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+    code = "import sys, gyre_hpc.cli; print([m for m in ('torch', 'numpy', 'h5py', 'pydantic', 'aiohttp', 'submitit') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_commands_are_these() -> None:
+    from gyre_hpc.cli import app, trees_app
+
+    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert names == {"init", "run", "submit", "sweep", "status", "watch", "report", "doctor"}
+    assert {command.name for command in trees_app.registered_commands} == {"ls", "show", "stats", "verify"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "nope.yaml"], "gyre: config nope.yaml: No such file or directory; give the path"),
+        (["run", "c.yaml", "training.lrr=1"], "unknown key training.lrr; did you mean training.lr?"),
+        (["run", "c.yaml", "run.steps=many"], "run.steps = 'many'"),
+        (["run", "c.yaml", "run.steps"], "override 'run.steps' has no `=`"),
+        (["run", "c.yaml", "model.path=nope", "run.dir=r"], "nope does not exist; give a Hugging Face model directory"),
+        (["run"], "Missing argument 'CONFIG'"),
+        (["walk"], "No such command 'walk'"),
+        (["status", "."], "is not a run directory"),
+        (["trees", "stats", "nowhere"], "nowhere does not exist"),
+        (["sweep", "c.yaml"], "sweep.grid is empty"),
+        (["init", "a/b"], "is no name for a run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(gyre: Gyre, tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "c.yaml").write_text("run: {name: c, min_free_mb: 1}\n")
+    done = gyre(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_init_writes_a_configuration_that_loads_as_the_defaults(gyre: Gyre, tmp_path: Path) -> None:
+    assert gyre("init", "mine").returncode == 0
+    assert load(tmp_path / "mine.yaml") == check({"run": {"name": "mine"}}, "test")
+    again = gyre("init", "mine")
+    assert (again.returncode, "mine.yaml exists" in again.stderr) == (2, True)
+
+
+def test_status_reads_files_only_and_speaks_json(gyre: Gyre, tmp_path: Path) -> None:
+    paths = prepare(check({"run": {"dir": str(tmp_path / "run"), "name": "t"}}, "test"))
+    EventLog(paths.events).emit("run.start", attempt=1)
+    found = json.loads(gyre("status", str(paths.root), "--json").stdout)
+    assert (found["steps"], found["attempt"]) == (20, 1)
+    assert len(gyre("status", str(paths.root)).stdout.splitlines()) >= 1
+
+
+def test_a_run_directory_can_be_given_in_place_of_its_configuration(gyre: Gyre, tmp_path: Path) -> None:
+    paths = prepare(check({"run": {"dir": str(tmp_path / "run"), "name": "t", "min_free_mb": 10**9}}, "test"))
+    done = gyre("run", str(paths.root))
+    assert done.returncode == 75
+    assert "MiB free, a run starts with run.min_free_mb = 1000000000" in done.stderr
+
+
+def test_the_configurations_in_the_repository_load() -> None:
+    folder = Path(__file__).parents[1] / "configs"
+    for path in sorted(folder.glob("*.yaml")):
+        assert load(path).run.name == yaml.safe_load(path.read_text())["run"].get("name", path.stem)
