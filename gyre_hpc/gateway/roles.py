@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.harness.texts import COMPACT
@@ -44,7 +44,8 @@ class Verdict:
 class History:
     """What one execution has asked so far. Only `note` and `delivered` change it."""
 
-    prompts: set[bytes] = field(default_factory=set)
+    prompts: dict[tuple[str, bytes], Verdict] = field(default_factory=dict)
+    """(agent, prompt) -> the verdict when it came first; a retry is judged the same."""
     heads: set[bytes] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
     continued: dict[int, bool] = field(default_factory=dict)
@@ -57,21 +58,22 @@ class History:
 
     def classify(self, conversation: Conversation, depth: int, node: int, agent: str) -> Verdict:
         """The verdict on a request that continues the recorded `node` after `depth` messages (node -1: nothing)."""
+        before = self.prompts.get((agent, conversation.key))
+        if before is not None:
+            return replace(before, difference="retry")
         summary = asks_for_summary(conversation.messages)
         if node >= 0:
             base = self.base_of.get(node, Role.MAIN)
             difference = self._continued(conversation.messages[depth:], node, summary)
         else:
             base, difference = self._opened(conversation, agent)
-        if conversation.key in self.prompts:
-            difference = "retry"
         if difference == "side-query":
             return Verdict(base, SIDE_QUERY_ROLE, difference)
         return Verdict(base, _SUMMARY_OF[base] if summary else base, difference)
 
     def note(self, conversation: Conversation, node: int, agent: str, verdict: Verdict) -> None:
         """This request was accepted."""
-        self.prompts.add(conversation.key)
+        self.prompts.setdefault((agent, conversation.key), verdict)
         self.agents.add(agent)
         if verdict.difference != "side-query":
             self.heads.add(conversation.head.key)

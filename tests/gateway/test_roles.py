@@ -84,6 +84,19 @@ def test_compaction(agent: str, base: Role, summary: Role) -> None:
     assert script.ask(MAIN, "unrelated", agent=agent).difference != "compaction"
 
 
+def test_a_retried_opening_keeps_its_role() -> None:
+    script = Script()
+    script.ask(SUB, "part", agent="a1")
+    assert script.ask(SUB, "part", agent="a1", reply="x") == Verdict(Role.SUB_AGENT, Role.SUB_AGENT, "retry")
+    script.ask(MAIN, "task")
+    assert script.ask(MAIN, "task", reply="b") == Verdict(Role.MAIN, Role.MAIN, "retry")
+    script.ask(MAIN, "task", "b", COMPACT, node=11, depth=2)
+    assert script.ask(MAIN, "task", "b", COMPACT, node=11, depth=2, reply="s") == Verdict(Role.MAIN, Role.MAIN_SUMMARY, "retry")
+    script.ask(MAIN, "so far s")
+    assert script.ask(MAIN, "so far s", reply="c") == Verdict(Role.MAIN, Role.MAIN, "retry")
+    assert script.ask(MAIN, "so far s", "c", "d", node=13, depth=2) == Verdict(Role.MAIN, Role.MAIN, "clean")
+
+
 def test_how_harnesses_ask_for_a_summary() -> None:
     def asked(text: str) -> bool:
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": text}]
