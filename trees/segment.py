@@ -1,4 +1,4 @@
-"""Writes sealed segments: immutable HDF5 files that explain themselves (contract: docs/architecture.md, "Storage"). Read by sealed.py.
+"""Writes sealed segments: immutable HDF5 files that explain themselves (docs/architecture.md, "Storage"). Read by sealed.py.
 
 `segment-000001.h5`, numbered from 1 without gaps. Columns, not a group per node: `/tokens /logprobs /versions` are as long as all tokens of
 the file; `/nodes /calls /executions /groups` hold one dataset per field. Each dataset describes itself in its attribute `description`.

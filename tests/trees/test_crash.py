@@ -68,7 +68,7 @@ def test_what_was_acknowledged_survives_sigkill_at_any_instant(tmp_path):
     kept, seals, checked = set(), 0, 0
     for _ in range(KILLS):
         receive, send = fork.Pipe(duplex=False)
-        child = fork.Process(target=write_for_ever, args=(tmp_path, send))
+        child = fork.Process(target=write_for_ever, args=(tmp_path, send), daemon=True)
         child.start()
         send.close()
         # So many acknowledgements, whatever the machine's speed, and then any instant: in an append, a commit, a seal.
@@ -103,7 +103,7 @@ def write_some(directory, count):
 
 
 def test_a_reader_beside_a_sealing_writer_misses_and_doubles_nothing(tmp_path):
-    child = fork.Process(target=write_some, args=(tmp_path, 30))
+    child = fork.Process(target=write_some, args=(tmp_path, 30), daemon=True)
     child.start()
     views, seen, switches = 0, 0, 0
     with StoreReader(tmp_path) as reader:

@@ -9,6 +9,7 @@ import trees.store
 from tests.trees.forests import Play, begin, finish, forests, one_call
 from trees.journal import JournalWriter
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
+from trees.segment import write_segment
 from trees.stats import stats
 from trees.store import StoreReader, StoreWriter
 from trees.verify import verify
@@ -261,15 +262,22 @@ def test_a_seal_that_fails_while_others_append_loses_nothing(tmp_path, monkeypat
         writer.commit()
 
         def full(path, payloads):
-            begin(writer, group=1)
+            finish(writer, 1)
             raise OSError(28, "no space left")
 
+        def slow(*segment):
+            begin(writer, group=1)
+            write_segment(*segment)
+
         with monkeypatch.context() as patch:
+            patch.setattr(trees.store, "write_segment", slow)
             patch.setattr(trees.store.JournalWriter, "create", full)
             with pytest.raises(OSError, match="no space left"):
                 writer.seal()
         assert not list(tmp_path.glob("*.h5"))
-        finish(writer, 1)
+    with StoreReader(tmp_path) as reader:
+        assert sorted(reader.ends()) == [0, 1]
+    with StoreWriter(tmp_path) as writer:
         assert len(writer.seal()) == 1
     with StoreReader(tmp_path) as reader:
         assert sorted(reader.ends()) == [0, 1]
