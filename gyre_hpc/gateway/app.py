@@ -170,7 +170,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except (ConnectionResetError, asyncio.CancelledError):
         raise
     except Exception as error:
-        log.exception("%s %s", request.method, request.path)
+        resource = request.match_info.route.resource  # not the path: it holds the execution's secret
+        log.exception("%s %s", request.method, resource.canonical if resource else "?")
         status, text = 500, f"{type(error).__name__}: {error}"
     return web.Response(status=status, body=anthropic.error_body(status, text), content_type="application/json")
 
