@@ -83,6 +83,8 @@ class HarnessSection(_Section):
     disk_mb: Positive = 64
     """Of a workspace, of one file in it, and of a box's /tmp."""
     inodes: Positive = 20000
+    binds: list[str] = []
+    """Folders of the host that boxes show read-only at the same path, beside the system's: a module system's libraries, say."""
     keep_workspaces: bool = False
     """Keep them after the score, for a look by hand."""
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import py_compile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gyre_hpc import harness
 from gyre_hpc.config import HarnessSection
+from gyre_hpc.errors import GyreError
 from gyre_hpc.executions import sandbox
 
 SOCKET = "/run/gyre/gateway.sock"
@@ -34,6 +36,21 @@ class Bundled:
         for name in _MODULES:
             py_compile.compile(str(source / f"{name}.py"), str(folder / f"{name}.pyc"), dfile=f"harness/{name}.py", doraise=True)
         return Bundled(folder, settings)
+
+    async def check(self, scratch: Path) -> None:
+        """Whether the interpreter comes up in a box at all. Raises GyreError with what it said."""
+        box = sandbox.Box(scratch, overlay=sandbox.detect().overlay, mounts=self._binds())
+        with tempfile.TemporaryFile() as output:
+            ended = await sandbox.start(
+                sandbox.detect(), box, [sandbox.interpreter(), "-I", "-S", "-c", "import json, _socket"], output
+            ).wait(60.0)
+            output.seek(0)
+            said = " ".join(output.read().decode(errors="replace").split())[-300:]
+        if ended.code != 0:
+            raise GyreError(
+                f"{sandbox.interpreter()} does not start in a box: {said or ended}",
+                "name the folders that it needs (libraries of a module system, say) in harness.binds",
+            )
 
     def argv(self, instruction: str) -> list[str]:
         return [sandbox.interpreter(), "-I", "-S", f"{_FOLDER}/main.pyc", instruction]
@@ -62,4 +79,7 @@ class Bundled:
 
     def mounts(self, socket: Path) -> tuple[sandbox.Mount, ...]:
         """What it sees besides the system and its workspace. A socket can be connected to through a read-only mount."""
-        return (sandbox.Mount(self.folder, _FOLDER), sandbox.Mount(socket, SOCKET))
+        return (*self._binds(), sandbox.Mount(self.folder, _FOLDER), sandbox.Mount(socket, SOCKET))
+
+    def _binds(self) -> tuple[sandbox.Mount, ...]:
+        return tuple(sandbox.Mount(Path(path), path) for path in self.settings.binds)

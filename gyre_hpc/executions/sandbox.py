@@ -14,11 +14,9 @@ number of processes is limited by a cgroup below our own where one can be made; 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +27,7 @@ from typing import IO, Any
 
 from gyre_hpc.errors import GyreError
 from gyre_hpc.executions import cgroups
+from gyre_hpc.executions.handles import ProcessHandle
 from gyre_hpc.runtime import VARIABLE
 
 WORKSPACE = "/workspace"
@@ -42,6 +41,8 @@ BASE_ENV: Mapping[str, str] = {
     "PYTHONNOUSERSITE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+_MARKS = frozenset({VARIABLE, "GYRE_ATTEMPT"})
+"""bwrap itself carries the run's marks in its environment, by which the driver finds leftovers; what runs in the box does not see them."""
 _UID = "1000"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
@@ -221,7 +222,7 @@ class Running:
         self._group = group
         self._began = time.monotonic()
         self._text = b""
-        self._init: int | None = None
+        self._init: ProcessHandle | None = None
         self._doomed = False
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
@@ -260,8 +261,7 @@ class Running:
         """
         self._doomed = True
         if self._init is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._init, signal.SIGKILL)
+            self._init.kill()
             self._popen.kill()
 
     def _read_status(self) -> None:
@@ -269,8 +269,7 @@ class Running:
         self._text += data
         if self._init is None and b"\n" in self._text:
             pid = json.loads(self._text.splitlines()[0])["child-pid"]
-            with contextlib.suppress(ProcessLookupError):
-                self._init = os.pidfd_open(pid)
+            self._init = ProcessHandle(pid)
             if self._doomed:
                 self.kill()
         if not self.set_up.done() and (self._text or not data):
@@ -282,32 +281,13 @@ class Running:
 
     async def _gone(self) -> None:
         """Reap bwrap and wait until the box's pid 1, and with it everything in the box, is dead."""
-        await _until_dead(self._popen.pid)
+        outer = ProcessHandle(self._popen.pid)
+        await outer.dead()
         self._popen.wait()
         if self._init is not None:
-            await _until_readable(self._init)
-            os.close(self._init)
-            self._init = None
+            await self._init.dead()
         if self._group is not None:
             self._group.remove()
-
-
-async def _until_dead(pid: int) -> None:
-    fd = os.pidfd_open(pid)
-    try:
-        await _until_readable(fd)
-    finally:
-        os.close(fd)
-
-
-async def _until_readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(fd, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(fd)
 
 
 def start(host: Host, box: Box, argv: Sequence[str], output: int | IO[Any]) -> Running:
@@ -320,9 +300,9 @@ def start(host: Host, box: Box, argv: Sequence[str], output: int | IO[Any]) -> R
     env = {**BASE_ENV, **box.env}
     try:
         line = command(host, box, argv, write)
-        if VARIABLE in os.environ:  # bwrap itself carries the run's mark, by which the driver finds leftovers; the box does not see it
-            env[VARIABLE] = os.environ[VARIABLE]
-            line[1:1] = ["--unsetenv", VARIABLE]
+        for mark in _MARKS & os.environ.keys():
+            env[mark] = os.environ[mark]
+            line[1:1] = ["--unsetenv", mark]
         if host.cgroup is not None:
             group = host.cgroup.create(box.limits.processes)
             line = [*group.enter(), *line]

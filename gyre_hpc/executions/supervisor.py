@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import resource
 import signal
 import sys
 import tempfile
@@ -147,6 +148,7 @@ class Supervisor:
                 await asyncio.sleep(_START)
             except asyncio.CancelledError:
                 running.kill()
+                await running.wait(60.0)
                 raise
         ending = await self._agent(running, folder, min(self._config.harness.timeout, task.agent_timeout))
         detail = "" if ending is Ending.FINISHED else _last_line(folder.log)
@@ -205,6 +207,7 @@ async def run(node: str, runtime: Runtime) -> None:
     """Serve until SIGTERM. Raises GyreError."""
     paths = RunPaths(runtime.run_dir)
     config = load(paths.config)
+    _raise_descriptor_limit()
     swept = workspace.sweep(paths.workspaces, runtime.attempt)
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
@@ -212,6 +215,7 @@ async def run(node: str, runtime: Runtime) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyre-harness-"))
         control = Control(session, runtime.gateway_url, runtime.secret, config.deadlines.start)
         program = Bundled.build(Path(folder), config.harness)
+        await program.check(Path(folder))
         supervisor = Supervisor(config, paths, runtime.attempt, node, control, program, socket)
         limits = " ".join(f"{name}={by}" for name, by in sandbox.detect().enforced.items())
         print(f"supervisor {node}: {config.harness.slots_per_node} slots, limits by {limits}, socket {socket}, {swept} swept", flush=True)
@@ -221,6 +225,12 @@ async def run(node: str, runtime: Runtime) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await serving
     print(f"supervisor {node}: stopped", flush=True)
+
+
+def _raise_descriptor_limit() -> None:
+    """Every execution takes a few descriptors here, and two for each connection through a relay."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> int:

@@ -11,6 +11,9 @@ import select
 import time
 
 _KILL = 9
+_PAUSE = 0.005
+_DEFAULT = (13, 25)
+"""SIGPIPE and SIGXFSZ: Python ignores them, and an ignored signal stays ignored in what it starts."""
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "USER", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE")
 
 
@@ -35,7 +38,7 @@ def bash(command: str, limit: int, timeout: float) -> tuple[str, int]:
     environment = {key: value for key, value in os.environ.items() if key in _KEPT}
     try:
         argv = ["bash", "--norc", "--noprofile", "-c", command.replace("\0", "")]
-        pid = os.posix_spawn("/bin/bash", argv, environment, file_actions=[nothing, *outputs], setpgroup=0)
+        pid = os.posix_spawn("/bin/bash", argv, environment, file_actions=[nothing, *outputs], setpgroup=0, setsigdef=_DEFAULT)
     except OSError as error:
         os.close(read)
         return f"bash can't be started: {error.strerror}", 126
@@ -71,9 +74,10 @@ def cut(text: str, limit: int) -> str:
 def _collect(pid: int, read: int, limit: int, timeout: float) -> tuple[str, int]:
     """Read until the command itself is over (background children may keep the pipe open), or kill its group at the deadline."""
     poll = select.poll()
-    child = os.pidfd_open(pid)
+    child = _handle(pid)
     poll.register(read, select.POLLIN)
-    poll.register(child, select.POLLIN)
+    if child is not None:
+        poll.register(child, select.POLLIN)
     head, tail = b"", b""
     deadline = time.monotonic() + timeout
     over = timed_out = False
@@ -81,7 +85,7 @@ def _collect(pid: int, read: int, limit: int, timeout: float) -> tuple[str, int]
     try:
         while True:
             left = 0.0 if over else max(0.0, deadline - time.monotonic())
-            ready = [fd for fd, _ in poll.poll(left * 1000)]
+            ready = [fd for fd, _ in poll.poll((left if child is not None else min(left, _PAUSE)) * 1000)]
             if read in ready and after:
                 after -= over
                 data = os.read(read, 65536)
@@ -92,14 +96,27 @@ def _collect(pid: int, read: int, limit: int, timeout: float) -> tuple[str, int]
                     poll.unregister(read)
             elif over:
                 break
-            over = over or child in ready
+            over = over or (child in ready if child is not None else _exited(pid))
             if not over and time.monotonic() >= deadline:
                 timed_out = over = True
                 os.killpg(pid, _KILL)
     finally:
-        os.close(child)
+        if child is not None:
+            os.close(child)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     text = (head + tail).decode("utf-8", errors="replace")
     if timed_out:
         return f"{text}\ntimed out after {timeout:g} s", 124
     return text, code if code >= 0 else 128 - code
+
+
+def _handle(pid: int) -> int | None:
+    """A pidfd; None on kernels before 5.3, where the child is looked at every few milliseconds."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def _exited(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
