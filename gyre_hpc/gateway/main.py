@@ -222,7 +222,8 @@ def main(argv: list[str] | None = None) -> int:
         config = load(paths.config)
         _prepare_process()
         uvloop.run(_run(paths, arguments.attempt, config, secret, arguments.host))
-    except Exception as error:
+    except Exception as raised:
+        error = stopped_by(raised) if isinstance(raised, StoreError) else raised
         if not isinstance(error, GyreError):
             log.exception("the gateway ends")
         failure = as_failure("gateway", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,73 @@ async def test_a_conversation_is_one_line_and_its_tokens_are_those_of_the_engine
     sampled = ~np.isnan(columns.logprobs)
     assert np.array_equal(columns.versions[sampled], np.full(sampled.sum(), 3))
     assert np.allclose(columns.logprobs[sampled], [-(t % 7) / 8 for t in columns.tokens[sampled]])
+
+
+def random_json(rng: random.Random, depth: int = 0) -> Any:
+    """A JSON value with what JavaScript writes differently: whole floats, big integers, odd strings, nested keys."""
+    kind = rng.randrange(8 if depth < 3 else 6)
+    if kind < 6:
+        return [
+            None,
+            rng.random() < 0.5,
+            float(rng.randrange(2000)),
+            rng.randrange(10**20),
+            rng.gauss(0, 1),
+            'é\u2028\n"{' * rng.randrange(3),
+        ][kind]
+    if kind == 6:
+        return [random_json(rng, depth + 1) for _ in range(rng.randrange(3))]
+    return {f"k{rng.randrange(99)}": random_json(rng, depth + 1) for _ in range(rng.randrange(4))}
+
+
+def as_javascript(value: Any, rng: random.Random) -> Any:
+    """The value as `JSON.parse` and `JSON.stringify` leave it, keys in another order."""
+    if isinstance(value, dict):
+        return {key: as_javascript(value[key], rng) for key in rng.sample(list(value), len(value))}
+    if isinstance(value, list):
+        return [as_javascript(item, rng) for item in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
+    return value
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_false_fork_however_a_harness_spells_the_history(made: Bench, seed: int) -> None:
+    """25 turns of random tool calls; before each request every old message is written anew, as the clients of the design note do."""
+    rng = random.Random(seed)
+    history = say("go")
+    for turn in range(25):
+        arguments = {"command": "x", **{f"a{i}": random_json(rng) for i in range(rng.randrange(4))}}
+        texts = rng.choice([("", ""), ("Look.\n", ""), ("", "\nAfter."), ("<think>\nhm\n</think>\n\n", " tail "), (" \n", "\n\n")])
+        made.engine.replies.append(f"{texts[0]}{tool_call('bash', **arguments)}{texts[1]}")
+        stream = await finished(made.recorder.open(0, request(history)))
+        blocks = list(blocks_of(e for e in stream.events if not isinstance(e, Started | Ended)))
+        history = result([*history, {"role": "assistant", "content": blocks}], f"out {turn}")
+        history = [respelled(message, rng) for message in history]
+    tree = made.tree()
+    assert {call.difference for call in tree.calls.values()} == {"clean"}
+    assert len(tree.leaves) == 1
+    assert [tree.tokens_of([call.sampled]).tolist() for call in tree.calls.values()] == made.engine.said
+
+
+def respelled(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """The same message in another spelling."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": rng.choice([content, [{"type": "text", "text": content, "cache_control": {"type": "ephemeral"}}]])}
+    blocks = [{**block, "input": as_javascript(block["input"], rng)} if block["type"] == "tool_use" else dict(block) for block in content]
+    if message["role"] == "assistant":
+        blocks = [block for block in blocks if block["type"] != "thinking" or rng.random() < 0.5]
+        if rng.random() < 0.5:
+            blocks.sort(key=lambda block: block["type"] == "tool_use")
+        if rng.random() < 0.3:
+            blocks.append({"type": "text", "text": " "})
+    for block in blocks:
+        if block["type"] == "tool_result" and isinstance(block["content"], str) and rng.random() < 0.5:
+            block["content"] = [{"type": "text", "text": block["content"]}]
+    if len(blocks) == 1 and blocks[0]["type"] == "text" and rng.random() < 0.5:
+        return {**message, "content": blocks[0]["text"]}
+    return {**message, "content": blocks}
 
 
 async def test_stored_tokens_equal_the_whole_conversation_rendered(made: Bench, renderer: TurnRenderer) -> None:
