@@ -16,6 +16,7 @@ from typing import Any
 
 from trees.errors import StoreError
 
+LOCK = "writer.lock"
 TEMPORARY = ".tmp-"
 """How the names of unfinished files begin; the next writer removes them."""
 

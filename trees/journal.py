@@ -18,11 +18,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trees.errors import StoreError
-from trees.files import write_all, write_durably
+from trees.files import LOCK, write_all, write_durably
 
 _HEAD = struct.Struct("<4sIQI")
 _MAGIC = b"GYJ1"
 _SCAN = 1 << 20
+_LOOKS = 50
 JOURNAL = re.compile(r"journal-(\d{6,})\.log")
 FRAME_LIMIT = 64 << 20
 """Bytes of payload from which on a snapshot begins a new frame (a single larger record still has one frame of its own)."""
@@ -34,9 +35,19 @@ def journal_name(generation: int) -> str:
 
 
 def newest_journal(directory: Path) -> int | None:
-    """The generation of the journal that counts; None if there is none."""
-    found = [int(match[1]) for path in directory.iterdir() if (match := JOURNAL.fullmatch(path.name))]
-    return max(found, default=None)
+    """The generation of the journal that counts; None if there is none.
+
+    A listing that runs while a journal is replaced may show neither (the old one removed before, the new one added behind the
+    place where it reads). While a writer holds the directory, "none" is therefore believed after many looks only.
+    """
+    for _ in range(_LOOKS):
+        names = os.listdir(directory)
+        found = [int(match[1]) for name in names if (match := JOURNAL.fullmatch(name))]
+        if found:
+            return max(found)
+        if LOCK not in names:
+            return None
+    return None
 
 
 def frame(seq: int, payload: bytes) -> bytes:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from trees.codec import Header, decode, encode, payloads
 from trees.errors import StoreError
-from trees.files import TEMPORARY, WriterLock, sync_directory
+from trees.files import LOCK, TEMPORARY, WriterLock, sync_directory
 from trees.forest import Contents, Forest
 from trees.journal import FRAME_LIMIT, JOURNAL, JournalWriter, journal_name, newest_journal
 from trees.reader import StoreReader
@@ -66,7 +66,7 @@ class StoreWriter:
         self.forest = Forest()
         self._contents = Contents()
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = WriterLock(directory / "writer.lock", take_over=take_over)
+        self._lock = WriterLock(directory / LOCK, take_over=take_over)
         try:
             self._recover()
         except BaseException:
@@ -146,7 +146,9 @@ class StoreWriter:
                 for old in segment.nodes(segment.rows_of([node])):
                     if old.node not in self.forest.nodes:
                         self._take(old)
+                segment.forget()
                 return
+            segment.forget()
 
     def _bring_back_group(self, group: int) -> None:
         """Repeat a sealed group in the journal: a later execution of it needs it in its own segment."""

@@ -6,6 +6,7 @@ names the file and the place; an empty list means that all is well. An uncommitt
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,18 +27,19 @@ from trees.tree import Columns
 
 LOGPROB_MOST = 1e-4
 """Rounding above 0 that a log-probability may have."""
+_TRIES = 100
 Table = Mapping[str, NDArray[Any]]
 
 
 def verify(path: Path) -> list[str]:
     """All problems of the store at `path` (a store or a run directory). StoreError if there is none, or its header can't be read."""
     directory = locate(path)
-    name = journal_name(newest_journal(directory) or 0)
+    name, fd = _open_newest(directory)
     problems: list[str] = []
     hashes: dict[int, bytes] = {}
     homes: dict[int, str] = {}
     groups: set[int] = set()
-    header, forest, damage = _replay(directory / name)
+    header, forest, damage = _replay(fd)
     problems += [f"{name}: {problem}" for problem in damage]
     for number in range(1, header.segments + 1):
         file = segment_name(number)
@@ -50,8 +52,16 @@ def verify(path: Path) -> list[str]:
     return problems
 
 
-def _replay(path: Path) -> tuple[Header, Forest, list[str]]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _open_newest(directory: Path) -> tuple[str, int]:
+    """The newest journal, which a writer may replace while we look for it."""
+    for _ in range(_TRIES):
+        name = journal_name(newest_journal(directory) or 0)
+        with contextlib.suppress(FileNotFoundError):
+            return name, os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+    raise StoreError(f"{directory}: the journal was replaced {_TRIES} times while it was opened", "try again")
+
+
+def _replay(fd: int) -> tuple[Header, Forest, list[str]]:
     try:
         scan, forest, damage = Scan(fd), Forest(), []
         frames = scan.frames()

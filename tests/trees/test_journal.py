@@ -3,7 +3,7 @@ import os
 import pytest
 
 from trees.errors import StoreError
-from trees.journal import JournalWriter, Scan, frame
+from trees.journal import JournalWriter, Scan, frame, newest_journal
 
 FRAMES = [b"header", b"first" * 9, b"second" * 7, b"the last one" * 5]
 
@@ -108,3 +108,12 @@ def test_a_failed_sync_takes_the_frame_back(journal, monkeypatch):
 
 def fail_truncate(fd, length):
     raise OSError(5, "input/output error")
+
+
+def test_a_listing_that_shows_no_journal_is_not_believed_at_once(journal, monkeypatch):
+    directory = journal.parent
+    listings = [["writer.lock"], ["writer.lock"], ["journal-000001.log", "writer.lock"]]
+    monkeypatch.setattr(os, "listdir", lambda where: listings.pop(0))
+    assert newest_journal(directory) == 1
+    monkeypatch.setattr(os, "listdir", lambda where: ["writer.lock"])
+    assert newest_journal(directory) is None

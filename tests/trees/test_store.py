@@ -1,4 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -199,24 +200,28 @@ def test_debris_of_a_seal_that_did_not_finish_is_ignored_and_removed(tmp_path):
 
 def test_threads_append_commit_and_seal_together(tmp_path):
     """Appends and commits of several threads while another seals: all of it is there, once."""
-    count, threads = 12, 3
+    count, threads, sealed = 12, 3, Event()
     with StoreWriter(tmp_path) as writer:
         writer.append(Group(0, "t", count * threads, 0, 0))
 
         def work(thread):
             for i in range(count):
+                if i == count // 2:
+                    assert sealed.wait(60)
                 execution = writer.allocate_execution()
                 writer.append(Execution(execution, 0, thread * count + i, 0))
                 one_call(writer, execution, writer.context_node(-1, [1, 2, thread], execution, -1, Role.MAIN))
                 writer.commit()
                 finish(writer, execution)
 
-        with ThreadPoolExecutor(threads + 1) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             running = [pool.submit(work, thread) for thread in range(threads)]
             while not all(future.done() for future in running):
-                pool.submit(writer.seal).result()
+                if writer.seal():
+                    sealed.set()
             for future in running:
                 future.result()
+        writer.seal()
     with StoreReader(tmp_path) as reader:
         assert sorted(reader.ends()) == list(range(count * threads))
         assert {len(reader.tree(execution).nodes) for execution in reader.ends()} == {2}
