@@ -2,7 +2,9 @@
 
 What a hand-over between two vLLM engines preserves: greedy calls continue exactly (up to ties within rounding). Sampled calls continue with
 the right distribution but other draws than an undisturbed call would have had: vLLM's per-request generator has no position, so each
-stretch of a call gets the seed hash(seed, position). The same stretches give the same tokens again.
+stretch of a call gets the seed hash(seed, position). On CPU not even that: 0.32.0 dies of a seeded call whose prompt is computed in pieces
+("CPU Generator does not use offset"), so calls there draw from the engine's one generator, which every engine seeds differently (equal
+ones would give the executions of a group equal tokens).
 
 Log-probs are vLLM's `processed_logprobs`: temperature applied, but top-p/top-k as well. The interface promises them before cuts, so a
 call with cuts is refused here.
@@ -199,12 +201,13 @@ class VllmClient:
     def __init__(self, address: EngineAddress) -> None:
         self._url = f"{address.url}/inference/v1/generate"
         self._window = address.window
+        self._seeded = not on_cpu()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0), timeout=timeout)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
-        body = request_body(request, self._window)
+        body = request_body(request, self._window, self._seeded)
         try:
             async with self._session.post(self._url, data=body, headers={"Content-Type": "application/json"}) as response:
                 if response.status != 200:
@@ -233,27 +236,25 @@ class VllmClient:
         await self._session.close()
 
 
-def request_body(request: GenerateRequest, window: int) -> bytes:
-    """The JSON of one call. Raises RequestRefused for what vLLM can't do as promised."""
+def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:
+    """The JSON of one call; `seeded`: with a seed of its own. Raises RequestRefused for what vLLM can't do as promised."""
     s = request.sampling
     room = window - len(request.prompt)
     if room < 1 or not request.prompt:
         raise RequestRefused(f"prompt of {len(request.prompt)} tokens, window of {window}")
     if s.top_p < 1.0 or s.top_k > 0:
         raise RequestRefused("vLLM reports log-probs after top-p and top-k: sample with top_p 1 and top_k 0, or use the torch engine")
-    key = np.array([seed_key(s.seed)], dtype=np.uint64)
-    seed = int(uniforms(key, np.array([request.position]))[0] * 2.0**52)
-    sampling = {
+    sampling: dict[str, object] = {
         "max_tokens": min(s.max_tokens, room),
         "temperature": s.temperature,
-        "seed": seed,
         "stop_token_ids": list(s.stop),
         "ignore_eos": True,
         "logprobs": 0,
         "detokenize": False,
     }
-    if s.temperature == 0:
-        del sampling["seed"]
+    if seeded and s.temperature > 0:
+        key = np.array([seed_key(s.seed)], dtype=np.uint64)
+        sampling["seed"] = int(uniforms(key, np.array([request.position]))[0] * 2.0**52)
     return orjson.dumps({"token_ids": request.prompt, "sampling_params": sampling, "stream": True})
 
 
@@ -294,6 +295,7 @@ def command(spec: EngineSpec, port: int) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "generation-config": "vllm",
         "stream-interval": 4,
+        "seed": secrets.randbelow(2**31),
         "enable-scale-out": True,
         "skip-tokenizer-init": True,
         "disable-uvicorn-access-log": True,

@@ -253,11 +253,12 @@ class Router:
         return finish is not None
 
     def _blame(self, route: _Route, call: _Call, fault: EngineFault) -> None:
-        """Count a fault of an open route; raises it when the call has had enough."""
-        route.faults += 1
+        """Count a fault of an open route; raises it when the call has had enough. What fails all its calls at once is one fault."""
         call.faults += 1
-        pause = min(self._cool_down * 2.0 ** (route.faults - 1), _COOL_DOWN_MAX)
-        route.not_before = asyncio.get_running_loop().time() + pause
+        now = asyncio.get_running_loop().time()
+        if now >= route.not_before:
+            route.faults += 1
+            route.not_before = now + min(self._cool_down * 2.0 ** (route.faults - 1), _COOL_DOWN_MAX)
         log.warning("cell %d, call %s, fault %d of %d: %s", route.cell, call.request.request_id, call.faults, self._faults, fault)
         if call.faults > self._faults:
             raise fault

@@ -29,7 +29,7 @@ WINDOW = 256
 
 def test_a_request_is_translated() -> None:
     request = GenerateRequest("r", [1, 2, 3], Sampling(50, 0.7, seed=5, stop=(7, 8)), position=2)
-    body = json.loads(request_body(request, 20))
+    body = json.loads(request_body(request, 20, True))
     sampling = body.pop("sampling_params")
     assert body == {"token_ids": [1, 2, 3], "stream": True}
     seed = sampling.pop("seed")
@@ -41,9 +41,10 @@ def test_a_request_is_translated() -> None:
         "logprobs": 0,
         "detokenize": False,
     }
-    again = json.loads(request_body(request, 20))["sampling_params"]["seed"]
-    elsewhere = json.loads(request_body(GenerateRequest("r", [1, 2, 3], request.sampling, position=3), 20))["sampling_params"]["seed"]
-    assert seed == again != elsewhere
+    again = json.loads(request_body(request, 20, True))["sampling_params"]["seed"]
+    later = GenerateRequest("r", [1, 2, 3], request.sampling, position=3)
+    assert seed == again != json.loads(request_body(later, 20, True))["sampling_params"]["seed"]
+    assert "seed" not in json.loads(request_body(request, 20, False))["sampling_params"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_request_is_translated() -> None:
 )
 def test_what_vllm_would_not_do_as_promised_is_refused(request_: GenerateRequest) -> None:
     with pytest.raises(RequestRefused):
-        request_body(request_, 20)
+        request_body(request_, 20, True)
 
 
 def _event(**changes: Any) -> dict[str, Any]:
@@ -150,7 +151,7 @@ async def test_the_guard_keeps_strangers_and_the_paused_out(monkeypatch: pytest.
 @pytest.fixture(scope="module")
 def server(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    engine = start_engine(EngineSpec("vllm", models[0], 0, 8, WINDOW, log, options={"kv_gib": 1}), 280.0)
+    engine = start_engine(EngineSpec("vllm", models[0], 0, 8, WINDOW, log, options={"kv_gib": 1, "max_num_batched_tokens": 256}), 280.0)
     assert isinstance(engine, VllmEngine)
     yield engine
     engine.stop()
@@ -195,11 +196,20 @@ async def test_log_probs_stops_and_hand_over(server: VllmEngine, client: Any, mo
     for cut in (1, 9, 21):
         sampling = Sampling(22 - cut, 0.0)
         assert tokens[:cut] + (await collect(client, GenerateRequest("c", greedy.prompt + tokens[:cut], sampling, cut)))[0] == tokens
-    sampled = requests[-1]
-    assert (await collect(client, sampled))[0] == (await collect(client, sampled))[0]
-    free = (await collect(client, request("stop", 20, seed=2)))[0]
-    stopped = await collect(client, request("stop", 20, seed=2, stop=(free[6],)))
+    free = (await collect(client, request("stop", 20, temperature=0.0)))[0]
+    stopped = await collect(client, request("stop", 20, temperature=0.0, stop=(free[6],)))
     assert (stopped[0], stopped[3]) == (free[: free.index(free[6]) + 1], "stop")
+
+
+@pytest.mark.vllm
+async def test_more_prompt_than_one_pass_takes(server: VllmEngine, client: Any, models: tuple[Path, Path]) -> None:
+    """Prompts computed in pieces, sampled calls, more of them than rows."""
+    requests = [request(f"p{i}", 3, seed=i) for i in range(100)]
+    requests = [GenerateRequest(r.request_id, r.prompt * 4, r.sampling) for r in requests]
+    outcomes = await asyncio.gather(*(collect(client, call) for call in requests))
+    for call, (tokens, logprobs, _, _) in zip(requests, outcomes, strict=True):
+        assert len(tokens) == 3
+        assert deviation(models[0], call, tokens, logprobs) < TOLERANCE
 
 
 @pytest.mark.vllm

@@ -246,6 +246,17 @@ async def test_faults_are_continued_elsewhere_and_counted_in_a_row() -> None:
     assert router.counts()["in_flight"] == 0
 
 
+async def test_calls_that_fail_together_are_one_fault_of_the_engine() -> None:
+    """Twenty in a row would be minutes of cool-down."""
+    router, (engine,) = scripted([30])
+    broken = True
+    engine.fault = lambda token: broken and token == 2
+    tasks = [asyncio.create_task(collect(router, call(f"x{i}"), i)) for i in range(20)]
+    await settle()
+    broken = False
+    assert [(await asyncio.wait_for(task, 2.0))[0] for task in tasks] == [[0, 1, 2, 3, 4]] * 20
+
+
 async def test_close_says_so_when_an_engine_does_not_let_go() -> None:
     router, (engine,) = scripted([4])
     engine.tick.clear()
