@@ -102,9 +102,10 @@ def run(
 def submit(config: ConfigArgument, overrides: Overrides = None, as_json: JsonOption = False) -> None:
     """Submit the run as a Slurm job that requeues and resumes by itself."""
     from gyre_hpc.driver.rundir import prepare
-    from gyre_hpc.driver.submit import submit_run
+    from gyre_hpc.driver.submit import require_slurm, submit_run
 
     loaded = _load(config, overrides)
+    require_slurm()
     paths = prepare(loaded)
     job = submit_run(loaded, paths)
     if as_json:

@@ -111,3 +111,12 @@ def test_the_configurations_in_the_repository_load() -> None:
     folder = Path(__file__).parents[1] / "configs"
     for path in sorted(folder.glob("*.yaml")):
         assert load(path).run.name == yaml.safe_load(path.read_text())["run"].get("name", path.stem)
+
+
+def test_submitting_without_slurm_is_one_line_and_makes_nothing(gyre: Gyre, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.yaml").write_text("run: {name: c}\nsweep: {grid: {run.seed: [1, 2]}}\n")
+    monkeypatch.setenv("PATH", "/nowhere")
+    for command in ("submit", "sweep"):
+        done = gyre(command, "c.yaml")
+        assert (done.returncode, done.stderr.startswith("gyre: no Slurm here: sbatch, srun not on PATH;")) == (2, True)
+    assert [p.name for p in tmp_path.iterdir()] == ["c.yaml"]

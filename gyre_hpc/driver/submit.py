@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,10 +57,18 @@ class DriverJob(Checkpointable):
 
 def submit_run(config: Config, paths: RunPaths, programs: Programs | None = None) -> str:
     """Submit one run; the job's id. Raises ConfigError where there is no Slurm or it refuses."""
+    require_slurm()
     with slurm_errors():
         executor = make_executor(config, folder(paths.root), config.run.name)
         with outer_environment():
             return str(executor.submit(DriverJob(paths.root, programs)).job_id)
+
+
+def require_slurm() -> None:
+    """Raises ConfigError where nothing can be submitted, before anything is made."""
+    lacking = [name for name in ("sbatch", "srun") if shutil.which(name) is None]
+    if lacking:
+        raise ConfigError(f"no Slurm here: {', '.join(lacking)} not on PATH", "go to a login node, or use `gyre run` without Slurm")
 
 
 def folder(root: Path) -> Path:
@@ -117,8 +126,6 @@ def outer_environment() -> Iterator[None]:
 def slurm_errors() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
-        raise ConfigError(f"no Slurm here: {error}", "run on a machine where sbatch works, or use `gyre run` without Slurm") from None
     except submitit.core.utils.FailedJobError as error:
         raise ConfigError(f"sbatch refused: {last_line(str(error))}", "check the `slurm` section of the configuration") from None
     except submitit.core.utils.FailedSubmissionError as error:

@@ -78,6 +78,7 @@ def submit_points(points: Sequence[Point], programs: Programs | None = None) -> 
     asked = {str(submit.parameters(point.config, "sweep")) for point in points}
     if len(asked) > 1:
         raise ConfigError("the points of sweep.grid ask Slurm for different resources", "keep cells.* and slurm.* out of the grid")
+    submit.require_slurm()
     for point in points:
         prepare(point.config)
     root = points[0].paths.root.parent
