@@ -15,8 +15,9 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -259,11 +260,12 @@ class Controller:
         reports = yield from self._agree(Start(step), "start of the cells", self.config.deadlines.start)
         if self.saved:
             self._reconcile(self.saved)
+        for cell, report in enumerate(reports):
+            yield from self._call(partial(self.client.set_route, cell, report["engine"]))
         if step:
             yield from self._export_and_update(step)
-        for cell, report in enumerate(reports):
-            yield from self._call(lambda cell=cell, report=report: self.client.set_route(cell, report["engine"]))  # type: ignore[misc]
-            yield from self._call(lambda cell=cell: self.client.open_route(cell))  # type: ignore[misc]
+        else:
+            yield from self._open_routes(range(len(reports)))
         first = self.saved.policy["schedule"]["consumed_below"] if self.saved else 0
         ledger = yield from self._call(lambda: self.client.ledger(first))
         frontier = self.groups.restore(ledger, first)
@@ -368,6 +370,10 @@ class Controller:
         self.events.emit("publish", version=version, seconds=round(time.monotonic() - began, 4), phases=phases)
         return [Published(version)]
 
+    def _open_routes(self, cells: Iterable[int]) -> Generator[None, None, None]:
+        for cell in cells:
+            yield from self._call(partial(self.client.open_route, cell))
+
     def _export_and_update(self, version: int) -> Generator[None, None, dict[str, float]]:
         """The core's weights to a directory, then into every engine that serves; calls are held while theirs reloads."""
         directory = self.paths.weights_of(version)
@@ -377,11 +383,10 @@ class Controller:
         exported = time.monotonic()
         serving = tuple(cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
         for cell in serving:
-            yield from self._call(lambda cell=cell: self.client.close_route(cell, deadline))  # type: ignore[misc]
+            yield from self._call(partial(self.client.close_route, cell, deadline))
         closed = time.monotonic()
         yield from self._agree(Update(version, str(directory), serving), f"update to version {version}", deadline)
-        for cell in serving:
-            yield from self._call(lambda cell=cell: self.client.open_route(cell))  # type: ignore[misc]
+        yield from self._open_routes(serving)
         self._weights = directory
         for old in sorted(self.paths.weights.glob("version-*"))[:-2]:
             if old != directory:

@@ -68,7 +68,7 @@ def test_the_trees_are_whole_and_branch(finished: Job) -> None:
 def test_h5dump_explains_the_file(finished: Job) -> None:
     segment = sorted(finished.paths.trees.glob("*.h5"))[0]
     header = subprocess.run(["h5dump", "-H", str(segment)], capture_output=True, text=True, check=True).stdout
-    for name in ("tokens", "logprobs", "versions", "parent", "schema_version", "description"):
+    for name in ("tokens", "logprobs", "versions", "parent", "schema", "description"):
         assert f'"{name}"' in header, name
 
 
