@@ -230,7 +230,23 @@ class Config(_Section):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, apply `a.b.c=value` overrides, check everything. Raises ConfigError."""
+    """Read a YAML file, apply `a.b.c=value` overrides, check everything. Raises ConfigError.
+
+    A file may begin with `extends: other.yaml` (relative to itself): its own keys are laid over those of the other file.
+    """
+    tree = _read(path, ())
+    for override in overrides:
+        _apply(tree, override)
+    config = check(tree, str(path))
+    if not config.run.name:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.stem})})
+    return config
+
+
+def _read(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
+    """One file with what it extends; `below` are the files that lead here."""
+    if path in below:
+        raise ConfigError(f"config {path} extends itself", "take one `extends:` out")
     try:
         text = path.read_text()
     except OSError as error:
@@ -240,15 +256,24 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     except yaml.YAMLError as error:
         raise ConfigError(f"config {path} is not YAML: {error}", "mend the line that is named") from None
     if tree is None:
-        tree = {}
+        return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"config {path} holds a {type(tree).__name__}", "write sections such as `run:` and `schedule:`")
-    for override in overrides:
-        _apply(tree, override)
-    config = check(tree, str(path))
-    if not config.run.name:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.stem})})
-    return config
+    other = tree.pop("extends", None)
+    if other is None:
+        return tree
+    if not isinstance(other, str):
+        raise ConfigError(f"config {path}: extends = {other!r}", "give the path of one YAML file, relative to this one")
+    return _laid_over(_read(path.parent / other, (*below, path)), tree)
+
+
+def _laid_over(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on `base`: sections key by key, anything else whole."""
+    both = dict(base)
+    for key, value in over.items():
+        below = both.get(key)
+        both[key] = _laid_over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return both
 
 
 def check(tree: Mapping[str, Any], origin: str) -> Config:

@@ -1,0 +1,91 @@
+"""Status lines and the report of a run that is written out by hand: they read files only, at any moment of a run."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gyre_hpc.config import Config, dump
+from gyre_hpc.controller.live import LiveFile
+from gyre_hpc.events import EventLog
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.report import html, progress, status, svg
+
+STEP = {"loss": 0.5, "staleness_mean": 0.5, "target_tokens": 10, "seconds": 1.0, "executions": 8, "cells": 2}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    """A run directory with nothing but its configuration."""
+    paths = RunPaths(tmp_path)
+    dump(Config.model_validate({"run": {"name": "<b>mine", "steps": 2}}), paths.config)
+    return paths
+
+
+def work(paths: RunPaths) -> EventLog:
+    log = EventLog(paths.events)
+    log.emit("run.start", attempt=1, cells=[["n1"], ["n2"]])
+    log.emit("execution.end", execution=0, group=0, reason="finished", score=0.5, valid=True, tokens=9, calls=2)
+    log.emit("transfer", cell=0, **{"from": "rollout"}, to="training", seconds=0.0, phases={"agree": 0.0}, live=3, moved=1)
+    log.emit("step.end", step=1, score_mean=0.25, **STEP)
+    LiveFile(paths.live).write(
+        {
+            "steps": 2,
+            "roles": ["training", "rollout"],
+            "tokens_per_second": 12.0,
+            "executions": {"live": 3, "queued": 1, "finished": 4},
+            "calls": {"held": 0},
+        }
+    )
+    return log
+
+
+def test_status_before_anything_happened(run: RunPaths) -> None:
+    found = status.collect(run)
+    assert (found["state"], found["step"], found["steps"]) == ("starting", 0, 2)
+    assert "step 0 of 2" in status.render(found)
+
+
+def test_status_of_a_run_at_work_and_of_one_that_failed(run: RunPaths) -> None:
+    log = work(run)
+    text = status.render(status.collect(run))
+    for part in ("running", "step 1 of 2", "0:training 1:rollout", "3 live, 1 queued", "1 finished"):
+        assert part in text, text
+    log.emit("failure", what="the gateway was killed", remedy="the same command resumes")
+    log.emit("run.end", status="stopped", exit_code=75)
+    found = status.collect(run)
+    assert (found["state"], found["live"]) == ("stopped", None)
+    assert "last failure: the gateway was killed; the same command resumes" in status.render(found)
+
+
+def test_the_report_escapes_names_and_holds_every_section(run: RunPaths) -> None:
+    html.write(run)
+    assert "nothing to show yet" in run.report.read_text()
+    work(run)
+    html.write(run)
+    page = run.report.read_text()
+    assert "&lt;b&gt;mine" in page
+    assert "<b>mine" not in page
+    assert "prefers-color-scheme:dark" in page
+    assert len(re.findall(r"<section", page)) == 9
+
+
+def test_the_live_display_shows_the_run_and_ends_with_it(run: RunPaths) -> None:
+    work(run).emit("run.end", status="done", exit_code=0)
+    out = io.StringIO()
+    stop = threading.Event()
+    progress.PERIOD = 0.01
+    progress.watch(run, stop, Console(file=out, width=100, force_terminal=True))
+    text = out.getvalue()
+    for part in ("1/2", "0 training", "1 rollout", "12 tokens/s", "done"):
+        assert part in text
+
+
+def test_a_deep_tree_is_drawn_without_recursion() -> None:
+    nodes = [svg.TreeNode(i - 1, 3, "grey", f"node {i}") for i in range(5000)]
+    assert svg.tree(nodes).count("<rect") == 5000

@@ -1,0 +1,96 @@
+"""The configuration: complete, frozen, round-trips, and every mistake is one line with the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gyre_hpc.config import Config, dump, load, valid_keys
+from gyre_hpc.errors import ConfigError, ExitCode
+
+
+def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path: Path) -> None:
+    config = load(write(tmp_path, ""))
+    assert config.run.name == "c"
+    assert config.run_dir == Path("runs/c")
+    assert config.schedule == Config().schedule
+
+
+def test_what_is_dumped_is_loaded_equal(tmp_path: Path) -> None:
+    config = load(write(tmp_path, "run: {steps: 3, dir: /somewhere}\ntraining: {betas: [0.8, 0.9]}\nsweep: {grid: {run.seed: [1, 2]}}"))
+    dump(config, tmp_path / "d.yaml")
+    assert load(tmp_path / "d.yaml") == config
+
+
+def test_overrides_win_and_may_name_sections_that_the_file_lacks(tmp_path: Path) -> None:
+    config = load(write(tmp_path, "training: {lr: 0.1}"), ["training.lr=1e-4", "schedule.mu=2", "tasks.difficulty=[1]"])
+    assert (config.training.lr, config.schedule.mu, config.tasks.difficulty) == (1e-4, 2, [1])
+
+
+def test_a_configuration_can_not_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Config().run.steps = 3  # type: ignore[misc]
+
+
+def test_a_file_may_extend_another(tmp_path: Path) -> None:
+    write(tmp_path, "run: {steps: 7, seed: 3}\ntraining: {lr: 0.1}", "base.yaml")
+    config = load(write(tmp_path, "extends: base.yaml\nrun: {seed: 4}"))
+    assert (config.run.steps, config.run.seed, config.training.lr) == (7, 4, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "parts"),
+    [
+        ("schedule: {groups_per_stp: 3}", [], ["unknown key schedule.groups_per_stp", "did you mean schedule.groups_per_step?"]),
+        ("lr: 3", [], ["unknown key lr", "did you mean training.lr?"]),
+        ("nonsense: 3", [], ["unknown key nonsense", "valid here: run, model"]),
+        ("run: {steps: many}", [], ["run.steps = 'many'", "valid integer"]),
+        ("schedule: {mu: 0}", [], ["schedule.mu = 0", "greater than or equal to 1"]),
+        ("rollout: {engine: vlm}", [], ["rollout.engine = 'vlm'", "'torch' or 'vllm'"]),
+        ("run: {steps: 0}\nschedule: {mu: 0}", [], ["(and 1 more)"]),
+        ("[1, 2]", [], ["holds a list"]),
+        ("run: [", [], ["is not YAML"]),
+        ("", ["run.steps"], ["has no `=`"]),
+        ("run: 3", ["run.steps=4"], ["run is not a section"]),
+        ("extends: nowhere.yaml", [], ["nowhere.yaml: No such file"]),
+        ("extends: c.yaml", [], ["extends itself"]),
+        ("extends: 3", [], ["extends = 3"]),
+        ("training: {clip_low: 1.1}", [], ["training.clip_low = 1.1", "must contain 1"]),
+        ("model: {window: 64}\nharness: {max_tokens: 64}", [], ["harness.max_tokens = 64", "model.window = 64"]),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_remedy(tmp_path: Path, text: str, overrides: list[str], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text), overrides)
+    line = caught.value.line
+    assert "\n" not in line
+    assert caught.value.remedy
+    assert caught.value.exit_code == ExitCode.USAGE
+    for part in parts:
+        assert part in line, line
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No such file.*give the path"):
+        load(tmp_path / "none.yaml")
+
+
+def test_every_shipped_configuration_is_valid() -> None:
+    shipped = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+    assert {path.name for path in shipped} >= {"quickstart.yaml", "quickstart-vllm.yaml", "sweep.yaml"}
+    for path in shipped:
+        load(path)
+
+
+def test_valid_keys_are_dotted_and_complete() -> None:
+    keys = set(valid_keys())
+    assert {"run.steps", "training.lr", "sweep.grid"} <= keys
+    assert "run" not in keys
