@@ -35,10 +35,10 @@ timeout_sec = 30.0
 _TEST = """#!/bin/bash
 # The score is the fraction of the parts that work. Overrides are for use without a box.
 cd "${{GYRE_WORKSPACE:-/workspace}}" || exit 1
-holds() {{ # FILE TEXT: a regular file with this text, up to line ends
+holds() {{ # FILE TEXT: a regular file of fewer than 64 characters with this text, up to line ends (read succeeds only when there is more)
   local text=
   [[ -f $1 && ! -L $1 ]] || return 1
-  IFS= read -r -d '' -n 64 text 2>/dev/null < "$1"
+  IFS= read -r -d '' -n 64 text < "$1" && return 1
   while [[ $text == *$'\\n' ]]; do text=${{text%$'\\n'}}; done
   [[ $text == "$2" ]]
 }}
