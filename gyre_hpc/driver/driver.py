@@ -238,9 +238,7 @@ class Attempt:
 
     def _upkeep(self) -> None:
         """What must go on in every wait: show progress, keep the lock, look at the disk, the clock and the signals."""
-        events = self._tail.read()
-        if self._show is not None:
-            self._show(events)
+        self._show_events()
         now = time.monotonic()
         if now >= self._renew_at:
             self._renew_at = now + RENEW
@@ -255,6 +253,11 @@ class Attempt:
             log.info("the job's time limit is %.0f s away", end - time.time())
             self.signals.request(TIME_UP[0])
         self._check_asked()
+
+    def _show_events(self) -> None:
+        events = self._tail.read()
+        if self._show is not None:
+            self._show(events)
 
     def _check_asked(self) -> None:
         if self.signals.stop is not None:
@@ -274,6 +277,7 @@ class Attempt:
         elif code == ExitCode.RESUMABLE:
             line = f"stopped by {self.signals.stop.name if self.signals.stop else 'request'}; the same command resumes"
             log.info("%s", line)
+            self._show_events()
             say(line)
         status = "done" if code == ExitCode.DONE else "stopped" if code == ExitCode.RESUMABLE else "failed"
         try:
@@ -282,8 +286,7 @@ class Attempt:
             self.events.emit("run.end", attempt=self.number, status=status, exit_code=int(code), seconds=round(seconds, 3))
         except OSError as full:
             log.error("the end could not be written to events.jsonl: %s", full)
-        if self._show is not None:
-            self._show(self._tail.read())
+        self._show_events()
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # an earlier attempt that was killed has left its own
             self.folder.parent.rmdir()

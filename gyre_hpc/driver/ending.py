@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gyre_hpc import processes
-from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, started
+from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.failure import first_failure
 
@@ -40,7 +40,7 @@ def verdict(dead: Child, folder: Path) -> GyreError:
     if failure is not None and (number is None or dead.name == MPI_STEP or failure.who == dead.name):
         return failure.error()
     how = f"ended with status {dead.process.returncode}" if number is None else f"was killed by {number.name}"
-    return Resumable(f"{_whose(dead, folder)} {how}; log: {dead.log}", "the same command resumes")
+    return Resumable(f"{_whose(dead)} {how}; log: {dead.log}", "the same command resumes")
 
 
 def signal_of(dead: Child) -> signal.Signals | None:
@@ -55,21 +55,16 @@ def signal_of(dead: Child) -> signal.Signals | None:
         return None
 
 
-def _whose(dead: Child, folder: Path) -> str:
-    """The name of a child; of the MPI step the rank that died first, if the launcher's last words tell (mpiexec a pid, srun a task)."""
+def _whose(dead: Child) -> str:
+    """The name of a child. Of the MPI step, srun tells which task died first; mpiexec names a process, but not the right one."""
     if dead.name != MPI_STEP:
         return dead.name
     with open(dead.log, "rb") as f:
         f.seek(max(0, dead.log.stat().st_size - 8192))
-        tail = f.read().decode(errors="replace")
-    rank = None
-    if found := re.search(r"PID (\d+) RUNNING AT", tail):
-        ranks = {mark["pid"]: mark["rank"] for mark in started(dead, folder)}
-        rank = ranks.get(int(found[1]))
-    elif found := re.search(r"error: \S+: task (\d+): ", tail):
-        rank = int(found[1])
-    if rank is None:
-        return "the MPI step (controller and cells)"
+        found = re.search(rb"error: \S+: task (\d+): ", f.read())
+    if found is None:
+        return "a rank of the MPI step (controller or cells)"
+    rank = int(found[1])
     return "the controller (rank 0)" if rank == 0 else f"rank {rank} (a cell)"
 
 

@@ -35,13 +35,13 @@ def describe(event: dict[str, Any]) -> str | None:
 
 def printer(say: Callable[[str], None]) -> Callable[[list[dict[str, Any]]], None]:
     """Says each event's line with seconds since the printer was made in front."""
-    begun = time.monotonic()
+    begun = time.time()
 
     def show(events: list[dict[str, Any]]) -> None:
         for event in events:
             line = describe(event)
             if line is not None:
-                say(f"[{time.monotonic() - begun:7.1f}] {line}")
+                say(f"[{event['t'] - begun:7.1f}] {line}")
 
     return show
 

@@ -118,7 +118,7 @@ def test_kill_9_of_a_process_stops_the_run_resumable_with_one_line(run: RunPaths
     assert code == 75
     assert time.monotonic() - begun < 15
     line = out.splitlines()[-1]
-    assert {"mpi.0": "controller (rank 0)", "mpi.2": "rank 2 (a cell)"}.get(victim, victim) in line
+    assert ("a rank of the MPI step" if victim.startswith("mpi") else victim) in line
     assert "killed by SIGKILL" in line
     assert "the same command resumes" in line
     assert left_behind(run) == []
