@@ -42,7 +42,8 @@ class Child:
             raise EngineFault(f"engine process {self.pid} ended with status {status}: {last_line(self.log_file)}")
 
     def stop(self, grace: float) -> None:
-        processes.stop(self._process, grace)
+        """End it and its group; what a dead process left behind gets no grace, nobody is there to end it in order."""
+        processes.stop(self._process, grace if self.alive() else 0.0)
 
 
 def last_line(path: Path) -> str:
