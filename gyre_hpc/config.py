@@ -300,6 +300,12 @@ def _cross_check(config: Config, origin: str) -> None:
             f"{origin}: training.clip_low = {t.clip_low}, training.clip_high = {t.clip_high}",
             "the range must contain 1, for example 0.995 and 1.005",
         )
+    cuts = [name for name, neutral in (("top_p", 1.0), ("top_k", 0)) if getattr(config.rollout, name) != neutral]
+    if config.rollout.engine == "vllm" and cuts:
+        raise ConfigError(
+            f"{origin}: rollout.{cuts[0]} = {getattr(config.rollout, cuts[0])} with rollout.engine = vllm",
+            "vLLM gives log-probs after the cut, which can't be trained on: take it out, or use rollout.engine = torch",
+        )
     if config.harness.max_tokens >= config.model.window:
         raise ConfigError(
             f"{origin}: harness.max_tokens = {config.harness.max_tokens} leaves no prompt in model.window = {config.model.window}",

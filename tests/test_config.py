@@ -63,6 +63,7 @@ def test_a_file_may_extend_another(tmp_path: Path) -> None:
         ("extends: nowhere.yaml", [], ["nowhere.yaml: No such file"]),
         ("extends: c.yaml", [], ["extends itself"]),
         ("extends: 3", [], ["extends = 3"]),
+        ("rollout: {engine: vllm, top_p: 0.9}", [], ["rollout.top_p = 0.9", "rollout.engine = vllm"]),
         ("training: {clip_low: 1.1}", [], ["training.clip_low = 1.1", "must contain 1"]),
         ("model: {window: 64}\nharness: {max_tokens: 64}", [], ["harness.max_tokens = 64", "model.window = 64"]),
     ],

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from gyre_hpc import checkpoint as checkpoints
 from gyre_hpc.config import Config, load
@@ -125,12 +127,18 @@ def _start_engine(config: Config, paths: RunPaths, runtime: Runtime, layout: Lay
         version=0,
         capacity=config.rollout.capacity,
         window=config.model.window,
+        host=_host(runtime),
         log=paths.attempt_logs(runtime.attempt) / f"engine-{cell}.log",
         dtype=config.model.dtype,
         threads=config.rollout.threads,
         options=config.rollout.options,
     )
     return ThreadPoolExecutor(1, thread_name_prefix="engine").submit(start_engine, spec, config.deadlines.start)
+
+
+def _host(runtime: Runtime) -> str:
+    """Where this node's engine listens: on loopback if the gateway does, else under the node's name, for the gateway on the first node."""
+    return "127.0.0.1" if urlsplit(runtime.gateway_url).hostname == "127.0.0.1" else socket.gethostname()
 
 
 def _init_mpi() -> Any:

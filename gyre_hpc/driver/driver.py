@@ -17,6 +17,7 @@ import logging
 import re
 import secrets
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -158,7 +159,9 @@ class Attempt:
         secret = secrets.token_hex(32)
         early = Surroundings(self.folder, self.logs, {MARK: str(self.folder), SECRET_VARIABLE: secret})
         self._model(early)
-        self._add(world.launcher.child("gateway", world.programs.gateway(self.paths.root, self.number), early))
+        # one node alone is served on loopback; several need the name under which the first is known
+        host = socket.gethostname() if len(world.allocation.nodes) > 1 else None
+        self._add(world.launcher.child("gateway", world.programs.gateway(self.paths.root, self.number, host), early))
         address = self._await("the gateway to listen", lambda: read_address(self.folder), limit)
         runtime = Runtime(self.paths.root, self.number, secret, address.url, address.socket).write(self.folder)
         extra = {MARK: str(self.folder), VARIABLE: str(runtime), WORLD_SIZE: str(len(world.placement.ranks))}

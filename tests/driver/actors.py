@@ -30,7 +30,7 @@ def programs(steps: int = 3, seconds: float = 0.05, **replaced: list[str]) -> Pr
     """Builders of these programs; `replaced` gives whole command lines for some of them."""
     me = [sys.executable, __file__]
     return Programs(
-        gateway=lambda run, attempt: replaced.get("gateway", [*me, "gateway", str(run), str(attempt)]),
+        gateway=lambda run, attempt, host: replaced.get("gateway", [*me, "gateway", str(run), str(attempt)]),
         supervisor=lambda node: replaced.get("supervisor", [*me, "supervisor", node]),
         mpi=lambda: replaced.get("mpi", [*me, "mpi", str(steps), str(seconds)]),
         model=lambda: replaced.get("model", ["true"]),

@@ -27,6 +27,13 @@ def _module(process: psutil.Process, name: str) -> bool:
     return name in " ".join(process.cmdline())
 
 
+def _is_harness(process: psutil.Process) -> bool:
+    try:
+        return "harness/main.py" in " ".join(process.cmdline()) and "bwrap" not in process.name()
+    except psutil.Error:
+        return False
+
+
 def victim(job: Job, name: str) -> psutil.Process:
     for process in job.processes():
         try:
@@ -69,7 +76,7 @@ def test_a_killed_harness_does_not_stop_the_run(tmp_path: Path) -> None:
     process = job.start(tmp_path / "out.log")
 
     def harness() -> list[psutil.Process]:
-        return [p for p in job.processes() if "harness/main.py" in " ".join(p.cmdline()) and "bwrap" not in p.name()]
+        return [p for p in job.processes() if _is_harness(p)]
 
     until("harness", lambda: harness() or process.poll() is not None, 300)
     for found in harness()[:1]:
