@@ -29,8 +29,8 @@ def _model() -> list[str]:
 
 @dataclass(frozen=True)
 class Programs:
-    """Builders of argv: gateway(run directory, attempt, its host's name for other nodes or None), supervisor(node), mpi() (the same line for every rank),
-    model() (makes the built-in model unless it is cached)."""
+    """Builders of argv: gateway(run directory, attempt, its host's name for other nodes or None), supervisor(node),
+    mpi() (the same line for every rank), model() (makes the built-in model unless it is cached)."""
 
     gateway: Callable[[Path, int, str | None], list[str]] = _gateway
     supervisor: Callable[[str], list[str]] = _supervisor
