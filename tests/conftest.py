@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm.fixtures import inside, slurm
+
+__all__ = ["inside", "slurm"]
+
 _DECLARED = Path(__file__).with_name("skips.txt")
 _undeclared: list[str] = []
 
