@@ -122,12 +122,13 @@ class Controller:
         while not self._finished:
             busy = self._take_changes()
             busy |= self._advance_activity()
+            # before the next activity begins: on a busy run one follows the other at once
+            if self._activity is None and self._stop_file.exists():
+                self._stopping = True
+                break
             busy |= self._carry_out()
             self._show()
             self._check_idle()
-            if self._stop_file.exists() and self._activity is None:
-                self._stopping = True
-                break
             if not busy:
                 time.sleep(_POLL)
         reason = "stopped" if self._stopping else "done"

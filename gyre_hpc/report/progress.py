@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gyre_hpc.config import load
 from gyre_hpc.controller.live import read_live
 from gyre_hpc.events import EventTail
 from gyre_hpc.paths import RunPaths
@@ -51,6 +52,7 @@ class View:
         self._transfers = 0
         self._notes: deque[str] = deque(maxlen=3)
         self._live: dict[str, Any] = {}
+        self._steps = load(paths.config).run.steps
 
     def refresh(self) -> None:
         for event in self._tail.read():
@@ -80,7 +82,7 @@ class View:
 
     def render(self) -> Panel:
         live = self._live
-        step, steps = len(self._scores), int(live.get("steps", 0) or 1)
+        step, steps = len(self._scores), self._steps
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
