@@ -132,7 +132,10 @@ def print_table(rows: Sequence[Row]) -> None:
     table = Table("point", "status", "steps", "score of the first 3", f"of the last {LAST}", "run")
     for row in rows:
         table.add_row(row.point, row.status, str(row.steps), _score(row.score_first), _score(row.score_last), row.run)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a log has no width: nothing may be cut off
+        console = Console(width=40 + max((len(row.point) + len(row.run) for row in rows), default=0) + 60)
+    console.print(table)
 
 
 def job_command(job: str) -> list[str]:
