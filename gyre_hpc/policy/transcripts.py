@@ -28,7 +28,7 @@ FINAL = "Done."
 class Habits:
     """Probabilities of a demonstrator. `care`: a part is done right; the rest is shared by the four mistakes in these weights."""
 
-    care: float = 0.12
+    care: float = 0.14
     wrong_kind: float = 0.4
     wrong_argument: float = 0.4
     swapped: float = 0.1

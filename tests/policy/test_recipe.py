@@ -13,7 +13,7 @@ from gyre_hpc.policy import recipe as recipes
 from gyre_hpc.policy.recipe import Encoder, Recipe, digest, ensure
 from gyre_hpc.policy.transcripts import Habits
 
-QUICK = Recipe(steps=2, batch=4, hidden=32, layers=1, heads=1, kv_heads=1, ffn=32, vocabulary=832)
+QUICK = Recipe(steps=2, batch=4, hidden=32, layers=1, heads=1, kv_heads=1, ffn=32, vocabulary=768)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_directory_is_an_ordinary_one(built: Path) -> None:
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == config["eos_token_id"]
     assert tokenizer.chat_template
     assert tokenizer.decode(tokenizer("1. Copy maple.txt to\n").input_ids) == "1. Copy maple.txt to\n"
-    assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 832)
+    assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 768)
 
 
 def test_again_is_free_and_leaves_nothing_else(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_cache_that_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_digest_follows_every_number() -> None:
     assert digest(Recipe()) == digest(Recipe())
-    others = [replace(Recipe(), seed=8), replace(Recipe(), steps=351), replace(Recipe(), habits=Habits(care=0.5))]
+    others = [replace(Recipe(), seed=8), replace(Recipe(), steps=451), replace(Recipe(), habits=Habits(care=0.5))]
     assert len({digest(r) for r in [Recipe(), *others]}) == 4
 
 
