@@ -46,7 +46,11 @@ def render(paths: RunPaths, summary: Summary) -> str:
             "Mean score of the executions that each step trained on; dots are single executions as they ended.",
         ),
         _section("What every cell did", _roles(summary), "Dashed lines: starts of attempts. Hold the pointer over a bar for its numbers."),
-        _section("Role transfers", _transfers(summary)),
+        _section(
+            "Role transfers",
+            _transfers(summary),
+            "Phases inside the cells lie within `agree`, the wait until all leaders have acknowledged.",
+        ),
         _section("Loss", _steps(summary, ("loss", "violet"))),
         _section(
             "Staleness",
@@ -81,7 +85,7 @@ def _tiles(summary: Summary, trees: Mapping[str, Any]) -> str:
     tiles = [("optimizer steps", f"{summary.step}"), ("executions ended", f"{sum(summary.endings.values())}")]
     if scores:
         tiles.append(("score, first 3 → last 5 steps", f"{sum(first) / len(first):.2f} → {sum(last) / len(last):.2f}"))
-    tiles.append(("transfers, while live", f"{len(summary.transfers)}, {summary.live_transfers}"))
+    tiles.append(("transfers while executions were live", f"{summary.live_transfers} of {len(summary.transfers)}"))
     tiles.append(("tokens sampled", f"{summary.tokens:,}"))
     if trees:
         tiles.append(("stored / expanded tokens", f"{trees['stored_tokens']:,} / {trees['expanded_tokens']:,}"))
@@ -99,9 +103,7 @@ def _scores(summary: Summary) -> str:
     steps = max((x for x, _ in line.points), default=0.0)
     dots = [(at / summary.seconds * steps, score) for at, score in summary.scores] if summary.seconds and steps else []
     sample = dots[:: max(1, len(dots) // 600)]
-    return svg.line_chart(
-        [svg.Line("single executions (time scaled to steps)", "grey", sample, dots=True), line], "step", "score", (0.0, 1.0)
-    )
+    return svg.line_chart([svg.Line("single executions (time scaled to steps)", "grey", sample, dots=True), line], "step", (0.0, 1.0))
 
 
 def _roles(summary: Summary) -> str:
@@ -137,7 +139,7 @@ def _transfers(summary: Summary) -> str:
         )
     names = ("", "transfers", "while live", "calls moved", "median s", "longest s", "mean s by phase")
     head = "<tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
-    return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
+    return f'<div class="scroll"><table class="words">{head}{"".join(rows)}</table></div>'
 
 
 def _steps(summary: Summary, *series: tuple[str, str]) -> str:
@@ -145,7 +147,7 @@ def _steps(summary: Summary, *series: tuple[str, str]) -> str:
         svg.Line(key.replace("_", " "), colour, [(float(s["step"]), float(s[key])) for s in summary.steps if s.get(key) is not None])
         for key, colour in series
     ]
-    return svg.line_chart(lines, "step", "", height=180)
+    return svg.line_chart(lines, "step", height=180)
 
 
 def _endings(summary: Summary) -> str:

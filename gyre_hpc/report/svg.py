@@ -23,15 +23,15 @@ class Line:
     dots: bool = False
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str, y_range: tuple[float, float] | None = None, height: int = 240) -> str:
-    """A chart with a legend. Empty series are left out."""
+def line_chart(lines: Sequence[Line], x_label: str, y_range: tuple[float, float] | None = None, height: int = 240) -> str:
+    """A chart with a legend if there are several series; empty ones are left out."""
     lines = [line for line in lines if line.points]
     if not lines:
         return '<p class="none">nothing to show yet</p>'
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
     scale = _Scale.of((min(xs), max(xs)), y_range or _padded(min(ys), max(ys)), WIDTH, height)
-    parts = [_axes(scale, x_label, y_label)]
+    parts = [_axes(scale, x_label)]
     for line in lines:
         path = " ".join(f"{'M' if i == 0 else 'L'}{scale.x(x):.1f},{scale.y(y):.1f}" for i, (x, y) in enumerate(line.points))
         if not line.dots:
@@ -42,7 +42,8 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, y_range: tuple
                 f'<circle cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="{radius}" fill="var(--{line.colour})" opacity="{opacity}">'
                 f"<title>{escape(line.name)}: {y:.4g} at {x:.4g}</title></circle>"
             )
-    return _legend([(line.name, line.colour) for line in lines]) + _svg(WIDTH, height, parts, y_label)
+    names = [line.name for line in lines]
+    return _legend([(line.name, line.colour) for line in lines]) + _svg(WIDTH, height, parts, ", ".join(names))
 
 
 def gantt(
@@ -189,13 +190,12 @@ def _x_ticks(scale: _Scale, label: str) -> str:
     return "".join(parts)
 
 
-def _axes(scale: _Scale, x_label: str, y_label: str) -> str:
+def _axes(scale: _Scale, x_label: str) -> str:
     parts = [_x_ticks(scale, x_label)]
     for t in _ticks(*scale.y_range, count=5):
         y = scale.y(t)
         parts.append(f'<line x1="{_LEFT}" x2="{scale.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{round(t, 10):g}</text>')
-    parts.append(f'<text x="{_LEFT}" y="{_TOP - 1}" class="label">{escape(y_label)}</text>')
     return "".join(parts)
 
 
