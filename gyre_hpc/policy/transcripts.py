@@ -134,7 +134,7 @@ def _mistake(rng: random.Random, habits: Habits, chore: Chore, part: Part) -> Pa
 
 
 def _wrong_argument(rng: random.Random, chore: Chore, part: Part) -> Part:
-    others = [name for other in chore.parts for name in other.names if name not in part.names]
+    others = [name for other in chore.parts for name in sorted(other.names - part.names)]
     name = rng.choice(others) if others and rng.random() < 0.5 else rng.choice(NAMES)
     if KINDS[part.kind].second == "number":
         if rng.random() < 0.5:

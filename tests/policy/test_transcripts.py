@@ -1,6 +1,9 @@
 """Demonstrations: well-formed always, right as often as asked, in the harness's dialect."""
 
+import os
 import random
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -80,3 +83,16 @@ def test_drills_are_right_and_short() -> None:
 
 def test_tools_for_template() -> None:
     assert [tool["function"]["name"] for tool in tools_for_template()] == ["bash", "write_file"]
+
+
+def test_the_same_in_every_process() -> None:
+    """No order of a set, which changes with the interpreter's hash seed, gets into a demonstration."""
+    program = (
+        "import hashlib, random; from gyre_hpc.policy.transcripts import Habits, demonstrate; rng = random.Random(0)\n"
+        "print(hashlib.sha256(repr([demonstrate(rng, Habits(), 3) for _ in range(200)]).encode()).hexdigest())"
+    )
+    said = {
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
