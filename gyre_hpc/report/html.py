@@ -49,7 +49,7 @@ def render(paths: RunPaths, summary: Summary) -> str:
         _section(
             "Role transfers",
             _transfers(summary),
-            "Phases inside the cells lie within `agree`, the wait until all leaders have acknowledged.",
+            "agree: until every cell has done its part; release, onload, pull, offload and restore lie within it.",
         ),
         _section("Loss", _steps(summary, ("loss", "violet"))),
         _section(
