@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 import gyre_hpc
 from gyre_hpc.durable import beside, clear_leftovers, publish_directory
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError, GyreError, Resumable
 from gyre_hpc.paths import RunPaths
 
 log = logging.getLogger(__name__)
@@ -369,11 +369,11 @@ def _write(path: Path, fill: Callable[[h5py.File], None]) -> Part:
         raise _write_error(path, error) from error
 
 
-def _write_error(path: Path, error: Exception) -> GyreError:
+def _write_error(path: Path, error: Exception) -> Resumable:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     full = isinstance(error, OSError) and error.errno in _FULL
     remedy = "free some space or lower checkpoint.keep" if full else "see that run.dir can be written"
-    return GyreError(f"checkpoint {path}: {reason}", f"{remedy}, then run again: the checkpoints before it are intact")
+    return Resumable(f"checkpoint {path}: {reason}", f"{remedy}; the same command resumes: the checkpoints before it are intact")
 
 
 def _dataset(f: h5py.File, name: str, values: NDArray[Any], meaning: str) -> None:

@@ -6,6 +6,7 @@ exit code that goes with it; `status`, `report` and `trees` only read files and 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -39,6 +40,9 @@ PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A run direct
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
+
+
 def main() -> None:
     """Entry point: runs a command and turns errors into one line and an exit code."""
     try:
@@ -50,6 +54,14 @@ def main() -> None:
     except BrokenPipeError:  # `gyre ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.FAILED)
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(
+            f"{where}{error.strerror}; free some space or make it writable; the same command goes on",
+            ExitCode.RESUMABLE,
+        )
     except Exception as error:
         if not hasattr(error, "format_message"):  # a mistake of ours: the traceback is what helps
             raise

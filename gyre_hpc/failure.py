@@ -5,6 +5,7 @@ Invariant: the driver prints one line for a stopped run. The first file (by time
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -34,14 +35,9 @@ def as_failure(who: str, error: BaseException) -> Failure:
     """What the driver should hear of `error`: our own errors as they are, anything else as a resumable stop that names the log."""
     if isinstance(error, GyreError):
         return Failure(who, error.what, error.remedy, int(error.exit_code), time.time())
-    if isinstance(error, OSError) and error.errno == 28:
-        return Failure(
-            who,
-            f"disk full: {error.filename or error}",
-            "free space in the run directory and start again",
-            int(ExitCode.RESUMABLE),
-            time.time(),
-        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free space in the run directory; the same command resumes"
+        return Failure(who, f"disk full: {error.filename or error}", remedy, int(ExitCode.RESUMABLE), time.time())
     text = " ".join(str(error).split())[:300]
     return Failure(who, f"{type(error).__name__}: {text}", "see its log; the same command resumes", int(ExitCode.RESUMABLE), time.time())
 

@@ -196,7 +196,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
     checkpoint.save(RunPaths(Path(sys.argv[1])), [core_state(version=2, size=300000)], run_state(2), 1)
-except checkpoint.GyreError as error:
+except checkpoint.Resumable as error:
     print(error.line)
 """
 

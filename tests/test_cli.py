@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import subprocess
@@ -15,6 +16,7 @@ import yaml
 
 from gyre_hpc.cli import main
 from gyre_hpc.config import check, load
+from gyre_hpc.driver import provenance
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.events import EventLog
 
@@ -120,3 +122,15 @@ def test_submitting_without_slurm_is_one_line_and_makes_nothing(gyre: Gyre, tmp_
         done = gyre(command, "c.yaml")
         assert (done.returncode, done.stderr.startswith("gyre: no Slurm here: sbatch, srun not on PATH;")) == (2, True)
     assert [p.name for p in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def test_a_disk_that_takes_nothing_is_one_line_and_resumable(gyre: Gyre, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "run/provenance.json")
+
+    monkeypatch.setattr(provenance, "write", full)
+    (tmp_path / "c.yaml").write_text("run: {steps: 1}")
+    said = gyre("run", "c.yaml")
+    assert said.returncode == 75
+    assert said.stderr.startswith("gyre: run/provenance.json: No space left on device; ")
+    assert said.stderr.count("\n") == 1

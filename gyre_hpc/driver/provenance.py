@@ -35,7 +35,7 @@ PACKAGES = (
 
 def write(paths: RunPaths) -> None:
     """Write the file; atomic."""
-    temporary = paths.provenance.with_suffix(".tmp")
+    temporary = paths.provenance.with_name(f".provenance.{os.getpid()}.json")
     temporary.write_text(json.dumps(collect(), indent=2) + "\n")
     os.replace(temporary, paths.provenance)
 

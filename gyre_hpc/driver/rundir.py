@@ -45,7 +45,8 @@ def prepare(config: Config) -> RunPaths:
         paths.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run directory {paths.root}: {error.strerror}", "set run.dir to a folder that you may write") from None
-    strange = sorted(p.name for p in paths.root.iterdir() if not p.name.startswith(".") and p.name != "submitit")
+    ours = {"submitit", paths.provenance.name}  # a disk that was full may have stopped us behind these
+    strange = sorted(p.name for p in paths.root.iterdir() if not p.name.startswith(".") and p.name not in ours)
     if strange:
         raise ConfigError(f"run directory {paths.root} holds {', '.join(strange[:3])} but no config.yaml", "set run.dir to a new folder")
     provenance.write(paths)

@@ -69,22 +69,13 @@ class RunLock:
         os.utime(self.path)
 
     def _create(self) -> bool:
-        """Create the lock, whole at once by a hard link; by exclusive creation where the file system has no links."""
+        """Create the lock, whole at once. A full disk leaves nothing behind."""
         temporary = self.path.with_name(f".{self.path.name}.{self.me.token}")
-        temporary.write_text(json.dumps(asdict(self.me)))
         try:
-            os.link(temporary, self.path)
-        except FileExistsError:
-            return False
-        except OSError:
-            try:
-                with open(self.path, "x") as f:
-                    f.write(json.dumps(asdict(self.me)))
-            except FileExistsError:
-                return False
+            temporary.write_text(json.dumps(asdict(self.me)))
+            return _given_name(temporary, self.path)
         finally:
-            temporary.unlink()
-        return True
+            temporary.unlink(missing_ok=True)
 
     def _move_aside(self, judged: Holder | None) -> None:
         aside = self.path.with_name(f".{self.path.name}.stale-{self.me.token}")
@@ -99,6 +90,21 @@ class RunLock:
             aside.unlink()
             raise refusal(self.path, moved)
         aside.unlink()
+
+
+def _given_name(whole: Path, path: Path) -> bool:
+    """By a hard link; by exclusive creation where the file system has no links. False if the name is taken."""
+    try:
+        os.link(whole, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        try:
+            with open(path, "x") as f:
+                f.write(whole.read_text())
+        except FileExistsError:
+            return False
+    return True
 
 
 def refusal(path: Path, holder: Holder) -> GyreError:

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 
 from gyre_hpc.config import Config
 from gyre_hpc.durable import replace_directory
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError, GyreError, Resumable
 from gyre_hpc.training.loss import Objective, Sums, batch_loss
 from gyre_hpc.training.rows import TrainRow, stack
 
@@ -167,7 +167,8 @@ class Core(Satellite):
         if not np.isfinite(gradient).all():
             raise GyreError(
                 f"step {self.version + 1}: the gradient has {int((~np.isfinite(gradient)).sum())} values that are not finite",
-                "the weights are unchanged; resume from the last checkpoint with a lower training.lr or training.clip_grad",
+                "the weights are unchanged; start a new run.dir with a lower training.lr or training.clip_grad, "
+                "model.path = the newest folder in RUN/weights goes on from there",
             )
         lr = self.lr(self.version)
         mean = torch.from_numpy(gradient).to(self.device) / executions
@@ -178,7 +179,7 @@ class Core(Satellite):
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face directory for the engines: whole or absent, durable when this returns. Rank 0 only.
 
-        Everything but the weights is copied from the model's own directory (configuration, tokenizer, chat template). Raises GyreError.
+        Everything but the weights is copied from the model's own directory (configuration, tokenizer, chat template). Raises Resumable.
         """
         if self.rank != 0:
             return
@@ -190,9 +191,7 @@ class Core(Satellite):
         try:
             replace_directory(directory, write)
         except (OSError, SafetensorError) as error:
-            raise GyreError(
-                f"weights {directory}: {error}", "free some space in run.dir, then run again: nothing half-written stays"
-            ) from error
+            raise Resumable(f"weights {directory}: {error}", "free some space in run.dir; the same command resumes") from error
 
     def state(self) -> CoreState:
         """This rank's part of a checkpoint: its shard of master weights and optimizer state, RNG. Views; write before the next step."""

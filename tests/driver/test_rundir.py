@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gyre_hpc import config as configuration
 from gyre_hpc.config import Config, check
 from gyre_hpc.driver.rundir import differences, frozen, prepare
 from gyre_hpc.driver.runlock import RunLock
@@ -76,3 +78,17 @@ def test_a_folder_with_something_else_is_never_adopted(tmp_path: Path) -> None:
 def test_differences_see_options_inside_a_section() -> None:
     old, new = check({}, "t"), check({"rollout": {"options": {"x": 1}}}, "t")
     assert differences(old, new) == {"rollout.options": ({}, None), "rollout.options.x": (None, 1)}
+
+
+def test_what_a_full_disk_left_behind_does_not_stand_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make(tmp_path / "run")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for module, name in ((os, "replace"), (configuration, "dump")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, full)
+            with pytest.raises(OSError, match="No space"):
+                prepare(config)
+    prepare(config)
