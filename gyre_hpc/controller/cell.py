@@ -275,10 +275,21 @@ class CellRank:
 
     def _row(self, ref: RowRef) -> TrainRow:
         if ref.execution not in self._selected:
-            self._reader.refresh()
+            # it was whole on the disk before the controller named it, but another node's file system may show that later
+            self._wait(lambda: self._is_whole(ref.execution), f"the record of execution {ref.execution}")
             tree = self._reader.tree(ref.execution)
             self._selected[ref.execution] = select_paths(tree, self.config.training.jmax, self.config.run.seed)
         return TrainRow.of(self._selected[ref.execution][ref.path], ref.advantage)
+
+    def _is_whole(self, execution: int) -> bool:
+        """Its end and those of all its calls are in view; looks again only if they are not."""
+
+        def seen() -> bool:
+            return execution in self._reader.ends() and not self._reader.incomplete(execution)
+
+        if not seen():
+            self._reader.refresh()
+        return seen()
 
     def _poll_sends(self) -> None:
         self._sending = [pending for pending in self._sending if not pending.test()]
@@ -328,6 +339,8 @@ class CellRank:
 
         core = self._actor
         assert isinstance(core, Core)
+        if core.version != message.step - 1:
+            raise RuntimeError(f"step {message.step} is asked of weights of version {core.version}")
         began = time.monotonic()
         metrics = core.step(gradient, message.executions)
         means = sums.means(message.executions, message.step - 1)

@@ -29,6 +29,7 @@ from cells.events import (
     Event,
     Feed,
     Finish,
+    GroupComplete,
     GroupDispatched,
     Publish,
     Published,
@@ -44,7 +45,7 @@ from cells.waiting import wait
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_state
 from gyre_hpc.config import Config
 from gyre_hpc.controller.groups import Groups
-from gyre_hpc.controller.live import LiveFile
+from gyre_hpc.controller.live import Counts, LiveFile
 from gyre_hpc.controller.messages import Close, Export, Message, Move, Start, Stop, Update, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
 from gyre_hpc.errors import ExitCode, Resumable
@@ -106,11 +107,10 @@ class Controller:
         self._recent: deque[float] = deque(maxlen=config.schedule.groups_per_step * config.schedule.group_size)
         self._changes: queue.Queue[list[dict[str, Any]] | BaseException] = queue.Queue()
         self._changes_after = 0
-        self._status: dict[str, Any] = {}
-        self._tokens_seen = (time.monotonic(), 0)
         self._finished = False
         self._stopping = False
         self._http = ThreadPoolExecutor(1, thread_name_prefix="control")
+        self.counts = Counts(client.status, self._http)
         self._stop_file = paths.runtime(attempt) / "stop"
 
     # -- the loop -----------------------------------------------------------------------------------------------------------------
@@ -206,9 +206,6 @@ class Controller:
                     "see the cells' logs, or raise deadlines in the config; the same command resumes",
                 )
             yield
-        for cell, report in enumerate(reports):
-            if "error" in report:
-                raise Resumable(f"{name}: cell {cell}: {report['error']}", "see the cell's log; the same command resumes")
         return reports
 
     def _call(self, function: Callable[[], T]) -> Generator[None, None, T]:
@@ -244,6 +241,8 @@ class Controller:
                     self._recent.append(change["score"])
                 for event in self.groups.on_change(change):
                     self._decisions.extend(self.policy.on(event))
+                    if isinstance(event, GroupComplete) and not event.valid:
+                        self._release(event.group)  # the policy skips it
 
     def _check_idle(self) -> None:
         idle = time.monotonic() - self._progress_at
@@ -267,20 +266,25 @@ class Controller:
             yield from self._export_and_update(step)
         else:
             yield from self._open_routes(range(len(reports)))
-        first = self.saved.policy["schedule"]["consumed_below"] if self.saved else 0
+        schedule: dict[str, Any] = self.saved.policy["schedule"] if self.saved else {"consumed_below": 0, "consumed": []}
+        first = schedule["consumed_below"]
         ledger = yield from self._call(lambda: self.client.ledger(first))
         frontier = self.groups.restore(ledger, first)
         self._changes_after = int(ledger["next"])
         logger.info("attempt %d begins at step %d with %d groups in the ledger", self.attempt, step, len(frontier))
         self._decisions.extend(self.policy.resume(frontier))
+        for group in frontier:
+            if group.valid == 0 or group.group in schedule["consumed"]:
+                self._release(group.group)
         self._step_started = self._progress_at = time.monotonic()
 
     def _reconcile(self, saved: RunState) -> None:
-        """Emit the checkpointed step's end if the last attempt died between the two."""
-        fields = saved.policy["fields"]
-        seen = any(event["kind"] == "step.end" and event["step"] == saved.step for event in read_events(self.paths.events))
-        if not seen:
-            self.events.emit("step.end", **fields)
+        """Emit what tells of the checkpointed step if the last attempt died between the checkpoint and that."""
+        told = {event["kind"] for event in read_events(self.paths.events) if event.get("step") == saved.step}
+        if "checkpoint" not in told:
+            self.events.emit("checkpoint", step=saved.step)
+        if "step.end" not in told:
+            self.events.emit("step.end", **saved.policy["fields"])
 
     def _transfer(self, decision: Transfer) -> Activity:
         cell, to = decision.cell, decision.to
@@ -420,8 +424,8 @@ class Controller:
         if not (force or self.live.due()):
             return
         if not force:
-            self._http.submit(self._refresh_status)
-        status = self._status
+            self.counts.refresh()
+        status = self.counts.newest
         error = self.live.write(
             {
                 "attempt": self.attempt,
@@ -440,15 +444,3 @@ class Controller:
         )
         if error is not None:
             logger.warning("live.json: %s", error)
-
-    def _refresh_status(self) -> None:
-        try:
-            status = self.client.status()
-        except Exception as error:  # the follower of changes decides whether the gateway is lost
-            logger.warning("gateway status: %s", error)
-            return
-        now, tokens = time.monotonic(), int(status.get("tokens", 0))
-        then, before = self._tokens_seen
-        self._tokens_seen = (now, tokens)
-        status["tokens_per_second"] = round((tokens - before) / max(1e-3, now - then), 1)
-        self._status = status
