@@ -84,13 +84,12 @@ class _Group:
 
 @dataclass
 class _Live:
-    """An execution that a supervisor has. `seen`: the supervisor has named it since, so the answer with it arrived."""
+    """An execution that a supervisor has."""
 
     record: Execution
     node: str
     token: str
     started: float
-    seen: bool = False
 
 
 class Ledger:
@@ -108,6 +107,8 @@ class Ledger:
         self.changes = ChangeLog(emit)
         self._groups: dict[int, _Group] = {}
         self._live: dict[int, _Live] = {}
+        self._handed: dict[str, set[int]] = {}
+        """By node: live executions that its supervisor has not named since they were handed out; the answer may not have arrived."""
         self._queue: list[tuple[int, int]] = []
         self._finished = 0
         self._lost = 0
@@ -191,7 +192,7 @@ class Ledger:
 
         `have`: what the supervisor knows that it has. Executions that were handed to it in an answer that never arrived come first.
         """
-        items = self._unseen(node, set(have)) if have is not None else []
+        items = self._unseen(node, have) if have is not None else []
         while self._queue and len(items) < slots:
             group, index = heapq.heappop(self._queue)
             items.append(self._start(group, index, node))
@@ -257,18 +258,17 @@ class Ledger:
         place.attempts += 1
         place.live = record.execution
         live = self._live[record.execution] = _Live(record, node, secrets.token_urlsafe(24), self._clock())
+        self._handed.setdefault(node, set()).add(record.execution)
         self.changes.stage({"kind": "started", **_identity(record), "node": node})
         return self._item(live)
 
-    def _unseen(self, node: str, have: set[int]) -> list[dict[str, Any]]:
-        items = []
-        for execution, live in self._live.items():
-            if live.node != node:
-                continue
-            live.seen = live.seen or execution in have
-            if not live.seen:
-                items.append(self._item(live))
-        return items
+    def _unseen(self, node: str, have: Iterable[int]) -> list[dict[str, Any]]:
+        """Costs what is on its way to this node, however many executions live: every node asks again at every change."""
+        handed = self._handed.get(node)
+        if not handed:
+            return []
+        handed.difference_update(have)
+        return [self._item(self._live[execution]) for execution in sorted(handed)]
 
     def _item(self, live: _Live) -> dict[str, Any]:
         record = live.record
@@ -285,6 +285,7 @@ class Ledger:
         """The live execution, no longer live; None if it is over."""
         live = self._live.pop(execution, None)
         if live is not None:
+            self._handed.get(live.node, set()).discard(execution)
             self._over.add(execution)
             self._place(live.record).live = None
             return live
