@@ -120,7 +120,7 @@ class Router:
             await asyncio.wait_for(self._empty(route), deadline)
         except TimeoutError:
             raise TimeoutError(f"closing the route of cell {cell}: {len(route.calls)} calls still there after {deadline:.1f} s") from None
-        held = sum(call in self._waiting for call in calls)
+        held = len(set(self._waiting).intersection(calls))
         moved = sum(call.route is not None for call in calls)
         seconds = loop.time() - began
         log.info("route of cell %d closed in %.3f s: %d calls moved, %d held", cell, seconds, moved, held)
@@ -285,9 +285,11 @@ class Router:
 
     def _dispatch(self) -> None:
         """Place waiting calls in order. Only a call of an execution that is already on an engine may pass one that finds no room."""
+        now = asyncio.get_running_loop().time()
+        usable = {cell: route for cell, route in self._routes.items() if route.open and route.not_before <= now}
         left: list[_Call] = []
-        for call in self._waiting:
-            route = self._choose(call, room=not left)
+        for call in self._waiting if usable else ():
+            route = self._choose(call, usable, room=not left)
             if route is None:
                 left.append(call)
                 continue
@@ -298,27 +300,25 @@ class Router:
             self._home[call.execution] = route.cell
             if call.granted is not None and not call.granted.done():
                 call.granted.set_result(route)
-        self._waiting = left
+        if usable:
+            self._waiting = left
         self._wake_after_cool_down()
 
-    def _choose(self, call: _Call, room: bool) -> _Route | None:
-        now = asyncio.get_running_loop().time()
-        usable = {cell: r for cell, r in self._routes.items() if r.open and r.not_before <= now}
-        for route in usable.values():
-            if call.execution in route.executions:
-                return route
+    def _choose(self, call: _Call, usable: dict[int, _Route], room: bool) -> _Route | None:
+        home = usable.get(self._home.get(call.execution, -1))
+        if home is not None and call.execution in home.executions:
+            return home
         if not room:
             return None
-        usable = {cell: r for cell, r in usable.items() if len(r.executions) < r.address.capacity}
-        if not usable:
+        free = {cell: route for cell, route in usable.items() if len(route.executions) < route.address.capacity}
+        if not free:
             return None
-        home = self._home.get(call.execution)
-        if home in usable:
-            return usable[home]
+        if home is not None and home.cell in free:
+            return home
         if call.moving:
-            return usable[max(usable)]
+            return free[max(free)]
         homes = Counter(self._home.values())
-        return min(usable.values(), key=lambda r: (max(homes[r.cell], len(r.executions)) / r.address.capacity, -r.cell))
+        return min(free.values(), key=lambda r: (max(homes[r.cell], len(r.executions)) / r.address.capacity, -r.cell))
 
     def _wake_after_cool_down(self) -> None:
         if self._wake is not None:
