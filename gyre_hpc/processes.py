@@ -141,11 +141,6 @@ def end_all(processes: Iterable[psutil.Process], grace: float) -> list[int]:
     return [p.pid for p in left]
 
 
-def end_descendants(grace: float, pid: int | None = None) -> list[int]:
-    """`end_all` of `descendants(pid)`."""
-    return end_all(descendants(pid), grace)
-
-
 @cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)

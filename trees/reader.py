@@ -4,13 +4,14 @@ A view is a journal (the newest) and the segments that its header counts, so it 
 its end after it was replaced is an earlier consistent view; the next `refresh` moves on. Nothing is missed and nothing doubled, because
 journal and count change together, in one rename.
 
-Invariant: `refresh` costs what is new since the last one, and at a rotation the journal of what lives on.
+Invariant: `refresh` costs what is new since the last one, and at a rotation the new segments and the journal of what lives on.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -19,7 +20,7 @@ from trees.codec import Header, decode
 from trees.errors import StoreError
 from trees.forest import Forest
 from trees.journal import Scan, journal_name, newest_journal
-from trees.records import Execution, ExecutionEnd, Group, Record
+from trees.records import Execution, ExecutionEnd, Group
 from trees.sealed import Segment, counted_segments
 from trees.tree import Tree
 
@@ -50,6 +51,7 @@ class StoreReader:
         self._groups: dict[int, Group] = {}
         self._executions: dict[int, Execution] = {}
         self._ends: dict[int, ExecutionEnd] = {}
+        """These three: what the segments hold."""
         self._sealed: dict[int, Segment] = {}
         self._cached: list[Segment] = []
         self.refresh()
@@ -73,22 +75,22 @@ class StoreReader:
         raise StoreError(f"{self.directory}: the journal was replaced {_TRIES} times while it was opened", "try again")
 
     def groups(self) -> Mapping[int, Group]:
-        """Every group by id; a live view."""
-        return MappingProxyType(self._groups)
+        """Every group by id, sealed ones first; a view as of the last `refresh`."""
+        return MappingProxyType(ChainMap(self._forest.groups, self._groups))
 
     def executions(self) -> Mapping[int, Execution]:
-        """Every execution by id; a live view."""
-        return MappingProxyType(self._executions)
+        """Every execution by id, likewise."""
+        return MappingProxyType(ChainMap(self._forest.executions, self._executions))
 
     def ends(self) -> Mapping[int, ExecutionEnd]:
-        """The ends of executions that are over, by execution; a live view."""
-        return MappingProxyType(self._ends)
+        """The ends of executions that are over, by execution, likewise."""
+        return MappingProxyType(ChainMap(self._forest.ends, self._ends))
 
     def incomplete(self, execution: int) -> bool:
         """A call of it has an intent and no end. KeyError: unknown execution."""
         if execution in self._sealed:
             return execution in self._sealed[execution].open_calls
-        return bool(self._executions[execution] and self._forest.open_calls.get(execution))
+        return bool(self._forest.executions[execution] and self._forest.open_calls.get(execution))
 
     def tree(self, execution: int, *, tokens: bool = True) -> Tree:
         """The tree of one execution, live or ended. KeyError: unknown. `tokens` False: a skeleton with lengths only."""
@@ -125,9 +127,12 @@ class StoreReader:
             os.close(fd)
             raise
         self.close()
-        self.header, self.segments = header, segments
-        self._sealed = {execution: segment for segment in segments for execution in segment.executions}
-        self._adopt(scan, forest)
+        for segment in segments[len(self.segments) :]:
+            self._groups.update(segment.groups)
+            self._executions.update(segment.executions)
+            self._ends.update(segment.ends)
+            self._sealed.update(dict.fromkeys(segment.executions, segment))
+        self.header, self.segments, self._scan, self._forest = header, segments, scan, forest
 
     def _follow(self) -> None:
         """To the present end of the journal."""
@@ -138,32 +143,10 @@ class StoreReader:
         for payload in scan.frames():
             for record in decode(payload):
                 self._forest.apply(record)
-                self._note(record)
         # A commit that failed is taken back and another one comes in its place: what was seen of it must be seen anew.
         if (scan.bad or size < scan.offset) and self._reread != (scan.offset, size):
-            fresh, _, forest = _replay(scan.fd)
-            self._adopt(fresh, forest)
-            self._reread = (fresh.offset, size)
-
-    def _adopt(self, scan: Scan, forest: Forest) -> None:
-        self._scan, self._forest = scan, forest
-        self._groups, self._executions, self._ends = {}, {}, {}
-        for segment in self.segments:
-            self._groups.update(segment.groups)
-            self._executions.update(segment.executions)
-            self._ends.update(segment.ends)
-        self._groups.update(forest.groups)
-        self._executions.update(forest.executions)
-        self._ends.update(forest.ends)
-
-    def _note(self, record: Record) -> None:
-        match record:
-            case Group():
-                self._groups[record.group] = record
-            case Execution():
-                self._executions[record.execution] = record
-            case ExecutionEnd():
-                self._ends[record.execution] = record
+            self._scan, _, self._forest = _replay(scan.fd)
+            self._reread = (self._scan.offset, size)
 
     def _touch(self, segment: Segment) -> None:
         if segment in self._cached:

@@ -171,10 +171,6 @@ def counted_segments(directory: Path, count: int, known: Sequence[Segment] = ())
     return [*known[:count], *(Segment(directory / segment_name(n)) for n in range(len(known) + 1, count + 1))]
 
 
-def _table_of(name: str) -> str:
-    return name.split("/")[0] if "/" in name else "tokens"
-
-
 def _text(values: NDArray[Any]) -> list[str]:
     return [bytes(value).decode() for value in values]
 

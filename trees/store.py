@@ -58,6 +58,7 @@ class StoreWriter:
         self._sealing: frozenset[int] = frozenset()
         self._abandoned: set[int] = set()
         self._known_groups: set[int] = set()
+        self._sealed_groups: set[int] = set()
         self._segments: list[Segment] = []
         self._next_node = self._next_call = self._next_execution = 0
         self._generation = 0
@@ -256,6 +257,7 @@ class StoreWriter:
                 self._adopt(living)
                 old, self._journal = self._journal, fresh
                 self._generation, self._segments = header.generation, segments
+                self._sealed_groups.update(*(segment.groups for segment in segments[-len(paths) :]))
                 self._committed = self._appended - len(self._pending)
             old.close()
             old.path.unlink(missing_ok=True)
@@ -289,8 +291,8 @@ class StoreWriter:
         """What the next journal must repeat: executions that are not in a segment now, and groups that are in none."""
         live = [e for e in self.forest.executions if e not in self._sealing]
         needed = {self.forest.executions[e].group for e in live}
-        sealed = {self.forest.executions[e].group for e in self._sealing}.union(*(s.groups for s in self._segments))
-        groups = [group for g, group in self.forest.groups.items() if g in needed or g not in sealed]
+        sealing = {self.forest.executions[e].group for e in self._sealing}
+        groups = [group for g, group in self.forest.groups.items() if g in needed or not (g in sealing or g in self._sealed_groups)]
         return [*groups, *self.forest.of_executions(live)]
 
     def close(self) -> None:
@@ -327,7 +329,8 @@ class StoreWriter:
         header = Header.decode(first)
         self._segments = counted_segments(self.directory, header.segments)
         for segment in self._segments:
-            self._known_groups.update(segment.groups)
+            self._sealed_groups.update(segment.groups)
+        self._known_groups.update(self._sealed_groups)
         self._next_node, self._next_call, self._next_execution = header.next_node, header.next_call, header.next_execution
         for payload in replay:
             for record in decode(payload):

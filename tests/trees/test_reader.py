@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import trees.reader
+import trees.sealed
 from tests.trees.forests import begin, finish
 from trees.records import Group, Role
 from trees.stats import stats
@@ -76,3 +77,23 @@ def test_a_reader_that_slept_through_several_seals_sees_all(tmp_path):
         assert sorted(reader.ends()) == [0, 1, 2]
         with pytest.raises(KeyError):
             reader.tree(3)
+
+
+def test_a_rotation_reads_the_new_segments_only(tmp_path, monkeypatch):
+    opened = []
+    segment = trees.sealed.Segment
+    monkeypatch.setattr(trees.sealed, "Segment", lambda path: opened.append(path.name) or segment(path))
+    with StoreWriter(tmp_path) as writer, StoreReader(tmp_path) as reader:
+        for number in range(4):
+            begin(writer, group=number)
+            writer.commit()
+            reader.refresh()
+            assert sorted(reader.executions()) == list(range(number + 1))
+            assert len(reader.ends()) == number
+            finish(writer, number)
+            writer.seal()
+            opened.clear()
+            reader.refresh()
+            assert opened == [f"segment-{number + 1:06d}.h5"]
+            assert sorted(reader.ends()) == sorted(reader.groups()) == list(range(number + 1))
+            assert not reader.live.executions
