@@ -306,7 +306,10 @@ def _table_or_json(rows: list[dict[str, Any]], as_json: bool) -> None:
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a pipe has no width: nothing may be cut off
+        console = Console(width=1000)
+    console.print(table)
 
 
 def _fail(line: str, code: ExitCode) -> None:
