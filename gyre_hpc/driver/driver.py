@@ -374,14 +374,21 @@ def _requeue(allocation: Allocation, config: Config) -> None:
 
 
 def _from_os(error: OSError) -> GyreError:
-    if error.errno == errno.ENOSPC:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Resumable(f"disk full: {error.filename or error}", "free space in the run directory; the same command resumes")
     return Resumable(f"driver: {error}", "the same command resumes once that is mended")
 
 
+class _QuietHandler(logging.FileHandler):
+    """A log that can't be written (a full disk) must not bury the one line that says so under tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    handler = logging.FileHandler(path)
+    handler = _QuietHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -4,7 +4,7 @@ Invariants:
 - a harness is never refused because an engine is busy, moving or away: headers go out at once and pings follow until tokens come;
 - an answer that breaks is broken visibly (an `error` event and a reset connection), never a clean early end;
 - the execution is told by its secret: `/x/<secret>/...`, or `x-api-key` / `Authorization: Bearer` on the bare paths;
-- a client that goes away cancels its call (when nobody else follows it), not the handlers of the control API, which are shielded.
+- a client that goes away cancels its call (when nobody else follows it), not the handlers of the control API, which shield themselves.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class HarnessApi:
 
 def build_app(harness: HarnessApi, more: Iterable[web.AbstractRouteDef] = ()) -> web.Application:
     """The application: harness routes, and `more` (the control API), under the same error handling."""
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors, _shield_control])
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
     app.add_routes([*more, *harness.routes()])
     return app
 
@@ -174,13 +174,6 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         log.exception("%s %s", request.method, resource.canonical if resource else "?")
         status, text = 500, f"{type(error).__name__}: {error}"
     return web.Response(status=status, body=anthropic.error_body(status, text), content_type="application/json")
-
-
-@web.middleware
-async def _shield_control(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if not request.path.startswith("/control/"):
-        return await handler(request)
-    return await asyncio.shield(asyncio.ensure_future(handler(request)))
 
 
 async def _keep_alive(request: web.Request, response: web.StreamResponse | None) -> web.StreamResponse:

@@ -193,6 +193,23 @@ async def test_work_that_nobody_is_there_to_take_stays(tmp_path: Path) -> None:
         assert [(item["attempt"], item["retries_left"]) for item in items] == [(1, 1), (1, 1)]
 
 
+async def test_what_was_begun_goes_on_when_its_client_goes_away(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as gate:
+        await asyncio.to_thread(gate.client.dispatch, [GROUP])
+        _, items = await post(gate, "/control/work", {"node": "n1", "slots": 1, "wait": 0})
+        gate.hold.clear()
+        body = {"reason": "finished", "score": 0.5, "valid": True, "seconds": 2.0}
+        asking = asyncio.create_task(post(gate, f"/control/executions/{items[0]['execution']}/end", body))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.sleep(0.1)
+        assert [change["kind"] for change in gate.ledger.changes.after(0)] == ["dispatched", "started"], "not told before it is durable"
+        gate.hold.set()
+        async with asyncio.timeout(5):
+            while [change["kind"] for change in gate.ledger.changes.after(0)][2:] != ["ended"]:
+                await asyncio.sleep(0.01)
+
+
 async def test_a_node_that_is_gone_loses_what_it_had(tmp_path: Path) -> None:
     async with gateway(tmp_path) as gate:
         client = gate.client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -75,12 +76,16 @@ def test_a_killed_harness_does_not_stop_the_run(tmp_path: Path) -> None:
     job = make(tmp_path, run={"steps": 2}, harness={"tool_delay": 2.0, "retry": 0.0})
     process = job.start(tmp_path / "out.log")
 
-    def harness() -> list[psutil.Process]:
-        return [p for p in job.processes() if _is_harness(p)]
+    def kill_one() -> bool:
+        for found in job.processes():
+            if _is_harness(found):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself: take another
+                    found.kill()
+                    return True
+        assert process.poll() is None, "the run ended before a harness was met"
+        return False
 
-    until("harness", lambda: harness() or process.poll() is not None, 300)
-    for found in harness()[:1]:
-        found.kill()
+    until("harness", kill_one, 300)
     assert process.wait(300) == 0, (tmp_path / "out.log").read_text()
     assert job.steps() == [1, 2]
     assert not job.processes()
