@@ -32,8 +32,8 @@ from gyre_hpc.config import Config, check, dump, valid_keys
 from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
-from tests.trees.forests import begin, finish, one_call
-from trees.records import CallEnd, Fate, Role
+from tests.trees.forests import begin, finish
+from trees.records import CallEnd, Fate, Intent, Node, NodeKind, Role
 from trees.segment import DESCRIPTIONS
 from trees.store import StoreReader, StoreWriter
 
@@ -77,9 +77,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with StoreWriter(paths.trees, {"run": "test"}) as writer:
         begin(writer)
         root = writer.context_node(-1, np.array([1, 2, 3], np.int32), 0, -1, Role.MAIN)
-        prompt = writer.context_node(one_call(writer, 0, root), np.array([7], np.int32), 0, -1, Role.MAIN)
-        writer.append(CallEnd(_dropped(writer, prompt), 0, -1, Fate.CANCELLED, "cancelled", "clean"))
-        one_call(writer, 0, prompt, (4, 5, 6))
+        first = _call(writer, root, (8, 9), Fate.DELIVERED)
+        broken = _call(writer, writer.context_node(first, np.array([7], np.int32), 0, -1, Role.MAIN), (5,), Fate.BROKEN)
+        _call(writer, root, (6,), Fate.CANCELLED)
+        _call(writer, writer.context_node(broken, np.array([7], np.int32), 0, -1, Role.MAIN), (4, 5, 6), Fate.DELIVERED)
         finish(writer, 0)
         writer.seal()
     arrays = {"master/0": np.zeros(9, np.float32), "rng/torch": np.zeros(9, np.uint8)}
@@ -94,13 +95,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _dropped(writer: StoreWriter, prompt: int) -> int:
-    """A call that its harness dropped before anything was sampled: its intent."""
-    from trees.records import Intent
-
-    call = writer.allocate_call()
+def _call(writer: StoreWriter, prompt: int, tokens: tuple[int, ...], fate: Fate) -> int:
+    """One call of execution 0; the node that it sampled."""
+    call, node, n = writer.allocate_call(), writer.allocate_node(), len(tokens)
     writer.append(Intent(call, 0, prompt, Role.MAIN, bytes(16)))
-    return call
+    drawn = np.array(tokens, np.int32), -np.ones(n, np.float32), np.zeros(n, np.int32)
+    writer.append(Node(node, prompt, 0, call, NodeKind.SAMPLED, Role.MAIN, *drawn))
+    writer.append(CallEnd(call, 0, node, fate, "stop", "clean"))
+    return node
 
 
 def json_lines(title: str) -> list[dict[str, Any]]:
