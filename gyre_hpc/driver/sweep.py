@@ -93,9 +93,11 @@ def wait(points: Sequence[Point], job: str) -> list[Row]:
     """Until every point is over, by its own account or because Slurm has no such element any more."""
     end = time.monotonic() + QUEUE_DEADLINE
     asked, seen, alive = 0.0, time.monotonic(), True
+    before = _failed(results(points))  # what an earlier array left: this one tries those points again
     while True:
         rows = results(points)
-        over = [row for row in rows if row.status in {"done", "failed"}]
+        before &= _failed(rows)
+        over = [row for row in rows if row.status == "done" or (row.status == "failed" and row.point not in before)]
         if len(over) == len(rows):
             return rows
         now = time.monotonic()
@@ -111,6 +113,10 @@ def wait(points: Sequence[Point], job: str) -> list[Row]:
                 f"waited {QUEUE_DEADLINE / 86400:.0f} days for array {job}", "the points go on; the same command shows their table"
             )
         time.sleep(READ_EVERY)
+
+
+def _failed(rows: Sequence[Row]) -> set[str]:
+    return {row.point for row in rows if row.status == "failed"}
 
 
 def results(points: Sequence[Point]) -> list[Row]:

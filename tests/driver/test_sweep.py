@@ -77,6 +77,22 @@ def test_results_come_from_the_event_logs(tmp_path: Path) -> None:
     assert sweep.exit_code(rows[:1]) == 0
 
 
+def test_points_that_failed_in_an_earlier_array_are_waited_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (point,) = plan(tmp_path, {"training.lr": [0.001]})
+    log = EventLog(prepare(point.config).events)
+    log.emit("run.start")
+    log.emit("run.end", status="failed")
+    told = iter([("run.start", {}), ("step.end", {"step": 1, "score_mean": 0.5}), ("run.end", {"status": "done"})])
+
+    def time_passes(seconds: float) -> None:
+        kind, fields = next(told)
+        log.emit(kind, **fields)
+
+    monkeypatch.setattr(sweep.time, "sleep", time_passes)
+    monkeypatch.setattr(sweep, "job_alive", lambda job: True)
+    assert [(row.status, row.steps) for row in sweep.wait([point], "1")] == [("done", 1)]
+
+
 def test_a_job_asks_for_one_node_more_than_its_cells_and_for_a_signal_to_the_driver_only() -> None:
     config = check(
         {"cells": {"count": 3, "nodes_per_cell": 2}, "slurm": {"partition": "p", "additional": {"requeue": False, "reservation": "r"}}}, "t"
