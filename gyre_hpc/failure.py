@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre_hpc.errors import ExitCode, GyreError, Resumable
+from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Failure:
     t: float
 
     def error(self) -> GyreError:
-        """The same as an exception for the command line."""
-        kind = Resumable if self.exit_code == ExitCode.RESUMABLE else GyreError
-        return kind(f"{self.who}: {self.what}", self.remedy)
+        """The same as an exception for the command line, with the same exit code."""
+        kinds: dict[int, type[GyreError]] = {ExitCode.RESUMABLE: Resumable, ExitCode.USAGE: ConfigError}
+        return kinds.get(self.exit_code, GyreError)(f"{self.who}: {self.what}", self.remedy)
 
 
 def as_failure(who: str, error: BaseException) -> Failure:

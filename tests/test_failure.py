@@ -24,7 +24,7 @@ def test_the_first_failure_is_the_cause_and_garbage_is_passed_over(tmp_path: Pat
 def test_what_is_said_of_an_exception() -> None:
     ours = as_failure("a", ConfigError("key x", "say y"))
     assert (ours.what, ours.remedy, ours.exit_code) == ("key x", "say y", ExitCode.USAGE)
-    assert not isinstance(ours.error(), Resumable)
+    assert isinstance(ours.error(), ConfigError)
     assert as_failure("a", OSError(errno.ENOSPC, "No space left on device", "f")).what == "disk full: f"
     other = as_failure("a", ValueError("two\nlines"))
     assert (other.what, other.exit_code) == ("ValueError: two lines", ExitCode.RESUMABLE)
