@@ -323,6 +323,38 @@ def test_every_kind_of_event_is_described_with_an_example() -> None:
     assert not missing
 
 
+def keys_of(path: str, function: str) -> set[str]:
+    """String keys of the dicts that a function writes."""
+    tree = ast.parse((ROOT / path).read_text())
+    (found,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
+    dicts = [node for node in ast.walk(found) if isinstance(node, ast.Dict)]
+    return {key.value for node in dicts for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+def test_every_field_of_a_step_is_described() -> None:
+    text = section("file-formats.md", "events.jsonl").split("`step.end`: ", 1)[1].split("```", 1)[0]
+    fields = keys_of("gyre_hpc/training/loss.py", "means") | keys_of("gyre_hpc/controller/controller.py", "_close")
+    fields |= keys_of("gyre_hpc/controller/cell.py", "_step")
+    assert {"grad_norm", "score_mean", "ratio_mean"} <= fields
+    assert not {name for name in fields - {"schedule", "fields"} if f"`{name}`" not in text}
+
+
+@pytest.mark.parametrize("command", ["status", "report", "trees stats", "trees ls", "trees show", "trees verify"])
+def test_json_has_the_fields_that_are_named(
+    command: str, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = section("file-formats.md", "What `--json` prints").splitlines()
+    row = next(row for row in rows if row.startswith(f"| `gyre {command} ")).split("|")[2]
+    capsys.readouterr()
+    assert gyre([*command.split(), str(RUN), *(["0"] if "show" in command else []), "--json"], made, monkeypatch) == 0
+    found = json.loads(capsys.readouterr().out)
+    keys = set(found[0] if isinstance(found, list) else found)
+    if "show" in command:
+        assert {"nodes", "calls", "outline"} <= keys
+    else:
+        assert set(re.findall(r"`([a-z_]+)`", row)) == keys
+
+
 def test_every_column_of_a_segment_is_described() -> None:
     text = section("file-formats.md", "trees")
     for name in DESCRIPTIONS:
@@ -337,3 +369,18 @@ def test_every_path_of_a_run_directory_is_described() -> None:
     for name, value in vars(RunPaths).items():
         if isinstance(value, property):
             assert f"`{getattr(run, name).relative_to('RUN')}" in text, name
+
+
+# -- troubleshooting ------------------------------------------------------------------------------------------------------------
+def test_the_lines_that_are_explained_are_in_the_code() -> None:
+    sources = [path.read_text() for folder in ("gyre_hpc", "cells", "trees") for path in (ROOT / folder).rglob("*.py")]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    cells = [line.split("|")[1] for line in section("troubleshooting.md", "What the line says").splitlines() if line.startswith("| `")]
+    cells += [line.split("|")[3] for line in section("troubleshooting.md", "It hangs").splitlines() if line.startswith("| ")]
+    spans = [span for cell in cells for span in re.findall(r"`([^`]+)`", cell) if not span.endswith(".log")]
+    spans += re.findall(r"^\* `([^`]+)`", section("troubleshooting.md", "Slurm and requeueing"), re.MULTILINE)
+    assert len(spans) > 30
+    for span in spans:
+        parts = re.split(r"\.\.\.|:|=|\b[A-Z][A-Z_]*\b|[A-Z]+-N+|\bN\b", span)
+        for part in (part.strip() for part in parts):
+            assert len(part) < 5 or part in code, f"{span!r}: {part!r} is not in the code"
