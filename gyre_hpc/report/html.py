@@ -36,6 +36,7 @@ def render(paths: RunPaths, summary: Summary) -> str:
     """The page."""
     name = load(paths.config).run.name or paths.root.name
     state = summary.ended or "running, or stopped without a word"
+    attempts = "attempt" if len(summary.attempts) == 1 else "attempts"
     trees = statistics(paths.trees) if paths.trees.is_dir() else {}
     sections = [
         _tiles(summary, trees),
@@ -65,7 +66,7 @@ def render(paths: RunPaths, summary: Summary) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>gyre: {escape(name)}</title><style>{_STYLE.read_text()}</style></head><body><main><h1>{escape(name)}</h1>"
-        f'<p class="sub">{escape(state)} · {len(summary.attempts)} attempt{"s" * (len(summary.attempts) != 1)} · {summary.seconds:.0f} s</p>'
+        f'<p class="sub">{escape(state)} · {len(summary.attempts)} {attempts} · {summary.seconds:.0f} s</p>'
         f"{''.join(sections)}</main></body></html>\n"
     )
 
