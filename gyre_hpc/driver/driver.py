@@ -140,7 +140,7 @@ class Attempt:
             except OSError as failure:
                 error = _from_os(failure)
             finally:
-                self._stop(patient=error is None and code == ExitCode.RESUMABLE)
+                self._stop(ExitCode.FAILED if error is not None else code)
             self._conclude(code, error, time.monotonic() - begun)
         if error is not None:
             raise error
@@ -267,9 +267,12 @@ class Attempt:
             raise Asked
 
     # -- end --------------------------------------------------------------------------------------------------------------------
-    def _stop(self, patient: bool) -> None:
-        patience = self.config.deadlines.stop if patient else 0.0
-        left = stop_all(self.children, self.world.launcher, self.folder, patience, MARK, lambda: self.signals.hurry)
+    def _stop(self, code: ExitCode) -> None:
+        """As much time as the reason allows: for the controller's step when a stop was asked for, for the last seal when all is done."""
+        limit = self.config.deadlines.stop
+        patience = limit if code == ExitCode.RESUMABLE else 0.0
+        leave = limit if code == ExitCode.DONE else None
+        left = stop_all(self.children, self.world.launcher, self.folder, patience, MARK, lambda: self.signals.hurry, leave)
         if left:
             log.error("could not end processes %s", left)
 

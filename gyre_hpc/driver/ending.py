@@ -1,7 +1,7 @@
 """The end of an attempt: who was to blame, and how everything is stopped.
 
 Invariants: the verdict names the process that died first and how, or the cause it wrote down itself; `stop_all` returns within `patience`
-+ LEAVE + a few seconds and leaves nothing: first the stop file (the controller ends the step in hand), then SIGTERM to every group, then
++ `leave` + a few seconds and leaves nothing: first the stop file (the controller ends the step in hand), then SIGTERM to every group, then
 SIGKILL, then whatever else still carries the attempt's mark in its environment, then the steps in Slurm whose client was killed.
 """
 
@@ -69,9 +69,19 @@ def _whose(dead: Child) -> str:
 
 
 def stop_all(
-    children: Sequence[Child], launcher: Launcher, folder: Path, patience: float, mark: str, hurry: Callable[[], bool]
+    children: Sequence[Child],
+    launcher: Launcher,
+    folder: Path,
+    patience: float,
+    mark: str,
+    hurry: Callable[[], bool],
+    leave: float | None = None,
 ) -> list[int]:
-    """Stop everything; the pids of this node that could not be ended (none, unless the kernel holds them)."""
+    """Stop everything; the pids of this node that could not be ended (none, unless the kernel holds them).
+
+    `leave`: seconds between SIGTERM and SIGKILL, LEAVE unless there is time (the gateway seals its last records then).
+    """
+    leave = LEAVE if leave is None else leave
     with contextlib.suppress(OSError):  # the disk may be what is broken: SIGTERM follows anyway
         (folder / STOP_FILE).touch()
     mpi = [child for child in children if child.name == MPI_STEP]
@@ -80,7 +90,7 @@ def stop_all(
         _wait(mpi, patience, hurry)
     for child in children:
         _send(child, signal.SIGTERM)
-    _wait(children, LEAVE, hurry)
+    _wait(children, leave, hurry)
     stubborn = [child for child in children if child.process.poll() is None]
     for child in children:
         _send(child, signal.SIGKILL)
@@ -88,7 +98,7 @@ def stop_all(
         child.process.wait()
     left = processes.end_all(processes.marked(mark, str(folder)), 1.0)
     if stubborn:
-        log.warning("killed after %.0f s: %s", LEAVE, ", ".join(child.name for child in stubborn))
+        log.warning("killed after %.0f s: %s", leave, ", ".join(child.name for child in stubborn))
         try:
             launcher.close()
         except GyreError as error:
