@@ -265,6 +265,8 @@ def main() -> None:
     sys.setswitchinterval(0.0005)  # two threads that each work in bursts of a fraction of a millisecond
     # Slurm signals every process of a step; only our owner ends us
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # what was imported stays: a collection then looks at what came after only, 3 ms instead of 200 in every release
+    gc.freeze()
     asyncio.run(_serve(options))
     logging.shutdown()
     os._exit(0)  # taking torch apart costs up to a second, and there is nothing left to save
