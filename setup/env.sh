@@ -80,7 +80,18 @@ pip_config() {
     "$VENV/bin/python" -m pip config list 2> /dev/null | sed -n "s/^[a-z:]*\.\{0,1\}$1='\(.*\)'$/\1/p" | sed 's/\\n/ /g' | tail -n 1
 }
 
-stamp() { { cat requirements.txt pyproject.toml setup/env.sh; "$VENV/bin/python" --version; pwd; } | sha256sum | cut -d' ' -f1; }
+# What requirements.txt pins, and whatever the torch build that is found needs besides: PyPI's is for CUDA and wants NVIDIA's libraries.
+# The CPU build is a quarter of the size: where pip's configuration names no place for it, uv's own knowledge of torch's indexes is tried first.
+install_pinned() {
+    local install=("$VENV/bin/uv" pip install --python "$VENV/bin/python" --override setup/overrides.txt)
+    if [ ${#INDEX_OPTIONS[@]} -eq 0 ]; then
+        "${install[@]}" --torch-backend cpu -r requirements.txt >> "$SETUP_LOG" 2>&1 && return 0
+        say "no CPU build of torch to be had; taking PyPI's, which is larger"
+    fi
+    "${install[@]}" "${INDEX_OPTIONS[@]}" -r requirements.txt >> "$SETUP_LOG" 2>&1
+}
+
+stamp() { { cat requirements.txt pyproject.toml setup/env.sh setup/overrides.txt; "$VENV/bin/python" --version; pwd; } | sha256sum | cut -d' ' -f1; }
 
 # All pinned packages, this project itself (editable), byte code where Python is told not to write it, DeepSpeed's one-time builds.
 python_environment() {
@@ -88,8 +99,7 @@ python_environment() {
     [ "$(cat "$VENV/gyre-stamp" 2> /dev/null)" = "$(stamp)" ] && return 0
     index_options
     say "installing $(grep -c == requirements.txt) pinned packages (log: $SETUP_LOG)"
-    "$VENV/bin/uv" pip install --python "$VENV/bin/python" --no-deps "${INDEX_OPTIONS[@]}" -r requirements.txt >> "$SETUP_LOG" 2>&1 \
-        || die "installation failed: $(grep -v '^ *$' "$SETUP_LOG" | tail -n 1); the whole story is in $SETUP_LOG"
+    install_pinned || die "installation failed: $(grep -v '^ *$' "$SETUP_LOG" | tail -n 1); the whole story is in $SETUP_LOG"
     "$VENV/bin/uv" pip install --python "$VENV/bin/python" --no-deps --no-build-isolation -e . >> "$SETUP_LOG" 2>&1 \
         || die "installing this project failed; see $SETUP_LOG"
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
