@@ -118,6 +118,8 @@ class ControlApi:
         self._news = asyncio.Event()
         self._stopping = False
         self._running: set[asyncio.Future[web.StreamResponse]] = set()
+        self._waiting = 0
+        """Questions for work that wait now."""
 
     def routes(self) -> list[web.RouteDef]:
         """All routes of the control API."""
@@ -149,16 +151,24 @@ class ControlApi:
         return _json({"groups": len(body.groups)})
 
     async def work(self, request: web.Request) -> web.Response:
-        """Hands out only what reaches the supervisor: an answer that nobody is there to take is taken back."""
+        """Hands out only what reaches the supervisor: an answer that nobody is there to take is taken back.
+
+        A new dispatch is shared by the nodes that wait for it; the first to be served would take all.
+        """
         body = await _body(request, _Work)
         items: list[dict[str, Any]] = []
 
         def ready() -> bool:
             if not _gone(request) and not items:
-                items.extend(self._ledger.work(body.node, body.slots, body.have))
+                share = -(-self._ledger.counts()["queued"] // self._waiting)
+                items.extend(self._ledger.work(body.node, min(body.slots, share), body.have))
             return bool(items) or _gone(request) or body.slots == 0
 
-        await self._until(ready, body.wait)
+        self._waiting += 1
+        try:
+            await self._until(ready, body.wait)
+        finally:
+            self._waiting -= 1
         if items:
             await self._durable()
             if _gone(request):

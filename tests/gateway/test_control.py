@@ -210,6 +210,20 @@ async def test_what_was_begun_goes_on_when_its_client_goes_away(tmp_path: Path) 
                 await asyncio.sleep(0.01)
 
 
+async def test_nodes_that_wait_share_a_dispatch(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as gate:
+        nodes = ("n1", "n2", "n3")
+        asking = [asyncio.create_task(post(gate, "/control/work", {"node": node, "slots": 64, "wait": 10})) for node in nodes]
+        while gate.api._waiting < len(nodes):
+            await asyncio.sleep(0.01)
+        groups = [{**GROUP, "group": number, "size": 4} for number in range(2)]
+        await asyncio.to_thread(gate.client.dispatch, groups)
+        handed = [len((await task)[1]) for task in asking]
+        assert sorted(handed) == [2, 3, 3]
+        await asyncio.to_thread(gate.client.dispatch, [{**GROUP, "group": 2, "size": 4}])
+        assert len((await post(gate, "/control/work", {"node": "n1", "slots": 64, "wait": 0}))[1]) == 4, "who is alone takes all"
+
+
 async def test_a_node_that_is_gone_loses_what_it_had(tmp_path: Path) -> None:
     async with gateway(tmp_path) as gate:
         client = gate.client
