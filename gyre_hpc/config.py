@@ -67,7 +67,7 @@ class HarnessSection(_Section):
     max_turns: Positive = 8
     max_tokens: Positive = 128
     timeout: Seconds = 60.0
-    overall_timeout: Seconds = 180.0
+    overall_timeout: Seconds = 300.0
     tool_delay: Annotated[float, Field(ge=0.0)] = 0.0
     """Seconds that a tool call sleeps on top, a long tail: exponential with this mean."""
     tool_timeout: Seconds = 30.0

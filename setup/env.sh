@@ -55,7 +55,7 @@ make_venv() {
     fi
     say "virtual environment in $VENV ($("$python" --version))"
     "$python" -m venv "$VENV" || die "could not make $VENV; remove it and try again"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION" || die "pip could not install uv; check pip's own configuration"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION" 2>> "$SETUP_LOG" || die "pip could not install uv; check pip's own configuration"
 }
 
 # uv does not read pip's configuration: hand over where pip looks for packages.

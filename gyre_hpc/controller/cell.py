@@ -179,6 +179,7 @@ class CellRank:
             self._actor = core
         else:
             self._actor = Satellite(self.base_model, self.config, local)
+        self._actor.offload()  # every cell begins in rollout: the device is the engine's
         report: dict[str, Any] = {"actor_seconds": round(time.monotonic() - began, 2)}
         if self._starting is not None:
             self._engine = self._wait(self._started, "the cell's engine", self.config.deadlines.start)
@@ -400,7 +401,11 @@ class CellRank:
 
         if self.place.is_core:
             assert isinstance(self._actor, Core)
+            if not self._training:
+                self._actor.onload()
             self._actor.export(Path(message.weights))
+            if not self._training:
+                self._actor.offload()
         return {}
 
     def _update(self, message: Update) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import Runtime
+from gyre_hpc.tasks.source import TaskSource, task_source
 from gyre_hpc.training.settings import deepspeed_settings
 
 if TYPE_CHECKING:
@@ -60,12 +61,14 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     layout = Layout(config.cells.count, config.cells.nodes_per_cell * config.cells.ranks_per_node)
     base = model_directory(config)
     engine = _start_engine(config, paths, runtime, layout, rank, base)
+    # tasks of a folder are gated here, in boxes: before MPI_Init as well
+    tasks = task_source(config, paths) if rank == 0 else None
     world = _init_mpi()
     ranks = build(layout, world)
     claims = Claims(ranks.world)
     checkpoint = world.bcast(_checkpoint(config, paths, base) if rank == 0 else None, root=0)
-    if ranks.is_controller:
-        code = _controller(config, paths, runtime, base, ranks, checkpoint)
+    if tasks is not None:
+        code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint)
     else:
         code = _cell(config, paths, base, ranks, claims, engine, checkpoint)
     claims.free()
@@ -74,17 +77,16 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
 
 
 def _controller(
-    config: Config, paths: RunPaths, runtime: Runtime, base: Path, ranks: Communicators, checkpoint: Checkpoint | None
+    config: Config, paths: RunPaths, runtime: Runtime, base: Path, ranks: Communicators, tasks: TaskSource, checkpoint: Checkpoint | None
 ) -> ExitCode:
     from cells.epochs import Channel
     from gyre_hpc.controller.controller import Controller
     from gyre_hpc.gateway.client import ControlClient
-    from gyre_hpc.tasks.source import task_source
 
     assert ranks.control is not None
     channel = Channel(ranks.control)
     client = ControlClient(runtime.gateway_url, runtime.secret)
-    controller = Controller(config, paths, runtime.attempt, base, channel, client, task_source(config, paths), checkpoint)
+    controller = Controller(config, paths, runtime.attempt, base, channel, client, tasks, checkpoint)
     return controller.run()
 
 

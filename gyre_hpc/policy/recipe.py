@@ -106,7 +106,9 @@ def build(recipe: Recipe, directory: Path, say: Progress) -> None:
     """Make tokenizer and model and save both into `directory`."""
     import torch
     from transformers import GenerationConfig
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     started = time.monotonic()
     rng = random.Random(recipe.seed)
     say("small model: training the tokenizer")

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from gyre_hpc.errors import GyreError
+from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.tasks.chores import Chore, Part, draw
 from gyre_hpc.tasks.harbor import Task, load
 
@@ -72,7 +72,7 @@ def check(chore: Chore) -> None:
 
 
 def write(chore: Chore, path: Path) -> None:
-    """Write a chore as the folder `path`. Raises GyreError when the file system refuses."""
+    """Write a chore as the folder `path`. Raises Resumable when the file system refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -86,7 +86,9 @@ def write(chore: Chore, path: Path) -> None:
             shutil.rmtree(building, ignore_errors=True)
     except OSError as error:
         if not path.is_dir():  # otherwise somebody else wrote the same task first
-            raise GyreError(f"task {path} can't be written: {error.strerror}", "free some space or inodes there") from None
+            raise Resumable(
+                f"task {path} can't be written: {error.strerror}", "free some space or inodes there; the same command resumes"
+            ) from None
 
 
 def _files(chore: Chore) -> dict[str, str]:

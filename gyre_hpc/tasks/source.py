@@ -68,6 +68,7 @@ class FolderSource:
         known: dict[str, str] = json.loads(verdicts.read_text()) if verdicts.exists() else {}
         self.seed = seed
         self.tasks: list[Task] = []
+        self._order: tuple[int, list[int]] = (-1, [])
         for folder in found:
             key = f"{folder} {_changed(folder)}"
             if key not in known:
@@ -84,9 +85,11 @@ class FolderSource:
 
     def task(self, index: int) -> Task:
         turn, place = divmod(index, len(self.tasks))
-        order = list(range(len(self.tasks)))
-        random.Random(f"order {self.seed} {turn}").shuffle(order)
-        return self.tasks[order[place]]
+        if self._order[0] != turn:
+            order = list(range(len(self.tasks)))
+            random.Random(f"order {self.seed} {turn}").shuffle(order)
+            self._order = (turn, order)
+        return self.tasks[self._order[1][place]]
 
     def release(self, path: str) -> None:
         """Tasks of a folder are the user's: they stay."""

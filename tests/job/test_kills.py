@@ -16,12 +16,13 @@ pytestmark = [pytest.mark.job, pytest.mark.timeout(900)]
 
 VICTIMS = {
     "controller": lambda p: _module(p, "gyre_hpc.controller.main") and p.environ().get("PMI_RANK") == "0",
+    "core": lambda p: _module(p, "gyre_hpc.controller.main") and p.environ().get("PMI_RANK") == "1",
     "satellite": lambda p: _module(p, "gyre_hpc.controller.main") and p.environ().get("PMI_RANK") == "2",
     "gateway": lambda p: _module(p, "gyre_hpc.gateway.main"),
     "engine": lambda p: _module(p, "gyre_hpc.engines.torch_server"),
     "supervisor": lambda p: _module(p, "gyre_hpc.executions.supervisor"),
 }
-STEPS = 9
+STEPS = 10
 
 
 def _module(process: psutil.Process, name: str) -> bool:
