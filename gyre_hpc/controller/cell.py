@@ -233,7 +233,7 @@ class CellRank:
             self._actor.offload()
             clock.lap("offload")
             if self._engine is not None:
-                self._engine.restore(Path(message.weights), message.version, deadline)
+                self._engine.restore(self._weights(message.weights), message.version, deadline)
                 self._engine.resume(deadline)
                 clock.lap("restore")
         self._training = training
@@ -410,8 +410,14 @@ class CellRank:
 
     def _update(self, message: Update) -> dict[str, Any]:
         if self._engine is not None and self.place.cell in message.cells:
-            self._engine.update_weights(Path(message.weights), message.version, self.config.deadlines.transfer)
+            self._engine.update_weights(self._weights(message.weights), message.version, self.config.deadlines.transfer)
         return {}
+
+    def _weights(self, directory: str) -> Path:
+        """A published version; another node renamed it into place, and a network file system may show that late."""
+        path = Path(directory)
+        self._wait(path.is_dir, f"{path.name} to be seen on this node", self.config.deadlines.transfer)
+        return path
 
 
 class _Laps:

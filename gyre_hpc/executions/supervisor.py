@@ -43,6 +43,8 @@ _LOOK = 1.0
 """Seconds between two looks at the size of a workspace."""
 _START = 0.03
 """Seconds that a start counts as going on after its box is set up: about what an interpreter needs to come up."""
+_SEEN = 10.0
+"""Seconds that a task's folder, written on the first node, may take to be seen here."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class Supervisor:
                 print(error.line, flush=True)
 
     async def _execute(self, work: Work, folder: workspace.Folder) -> Outcome:
-        task = _task(work.task)
+        task = await _seen(work.task)
         async with self._starts:
             await asyncio.to_thread(workspace.prepare, folder, task.environment, scoring.caps_of(self._config.harness))
             running = self._start(work, folder, task.instruction)
@@ -193,6 +195,16 @@ class Supervisor:
 def _task(path: str) -> harbor.Task:
     """A group's executions share one task; its folder does not change."""
     return harbor.load(Path(path))
+
+
+async def _seen(path: str) -> harbor.Task:
+    """The task in this folder, which the first node wrote: a network file system may show it late. GyreError if it is not there in time."""
+    until = time.monotonic() + _SEEN
+    if not Path(path).is_dir():
+        print(f"waiting for task {path} to be seen on this node, {_SEEN:.0f} s", flush=True)
+    while not Path(path).is_dir() and time.monotonic() < until:
+        await asyncio.sleep(0.1)
+    return _task(path)
 
 
 def _last_line(log: Path) -> str:
