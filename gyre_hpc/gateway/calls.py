@@ -36,6 +36,15 @@ class BadRequest(Exception):
     """The harness asked for something that can't be done; the text is for the harness (HTTP 400)."""
 
 
+class PromptTooLong(BadRequest):
+    """The prompt leaves no room for an answer. Dialects have a code of their own for it: harnesses compact by it."""
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(f"prompt is too long: {tokens} tokens > {limit} maximum")
+        self.tokens = tokens
+        self.limit = limit
+
+
 class CallFailed(Exception):
     """The call broke on our side; what had been delivered is not a whole answer."""
 

@@ -25,8 +25,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
-from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Started
-from gyre_hpc.gateway.canonical import Conversation
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, PromptTooLong, Started
+from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
 from gyre_hpc.gateway.roles import History, Verdict
 from gyre_hpc.gateway.template import TurnRenderer
@@ -64,12 +64,16 @@ class RecorderSettings:
 
 @dataclass(frozen=True)
 class CallRequest:
-    """One call, free of dialect. `agent`: the harness's id of a sub-agent, or ""; `digest`: 16 bytes over body and agent."""
+    """One call, free of dialect. `agent`: the harness's id of a sub-agent, or ""; `digest`: 16 bytes over body and agent.
+
+    `delivered`: the answer -> the answer as it can come back in this dialect, where that tells less apart.
+    """
 
     conversation: Conversation
     max_tokens: int
     agent: str
     digest: bytes
+    delivered: Callable[[Message], Message] = lambda reply: reply
 
 
 @dataclass
@@ -217,7 +221,7 @@ class Recorder:
             raise BadRequest(f"this execution made {live.calls} calls, which is all it may make")
         room = self._settings.window - len(prompt.tokens)
         if room < 1:
-            raise BadRequest(f"prompt is too long: {len(prompt.tokens)} tokens > {self._settings.window - 1} maximum")
+            raise PromptTooLong(len(prompt.tokens), self._settings.window - 1)
         ordinal, live.calls = live.calls, live.calls + 1
         live.history.note(request.conversation, prompt.match.node, request.agent, prompt.verdict)
         call, node = self._begin(live, request, prompt)
@@ -304,7 +308,8 @@ class Recorder:
         self.sampled_tokens += len(turn.tokens)
         if fate is not Fate.DELIVERED:
             raise CallFailed(f"the engine failed: {turn.fault}" if turn.fault else "the call was cancelled")
-        rest, reply = turn.complete()
+        rest, sent = turn.complete()
+        reply = request.delivered(sent)
         if sampled >= 0:
             turns = [*request.conversation.messages[prompt.match.depth :], *([] if reply.blank else [reply])]
             self._index.add(live.execution, prompt.match, [message.canonical for message in turns], sampled)
