@@ -23,8 +23,9 @@ from gyre_hpc.gateway.canonical import (
     normalise_system,
     normalise_tools,
 )
+from gyre_hpc.gateway.dialect import Asked, parse_body, sort_events
 from gyre_hpc.gateway.recorder import CallRequest
-from gyre_hpc.gateway.toolcalls import Piece, TextPiece, ThinkingPiece, blocks_of
+from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, blocks_of
 
 AGENT_HEADER = "x-claude-code-agent-id"
 """Sent by sub-agents only, with an id of the sub-agent."""
@@ -38,17 +39,6 @@ ERROR_TYPES = {
     500: "api_error",
     529: "overloaded_error",
 }
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request. Raises BadRequest."""
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    return body
 
 
 def conversation_of(body: Mapping[str, Any]) -> Conversation:
@@ -90,7 +80,7 @@ def error_event(message: str) -> bytes:
 
 def message_body(events: Iterable[Event], model: str) -> bytes:
     """The plain answer of a finished call."""
-    started, pieces, ended = _sorted(events)
+    started, pieces, ended = sort_events(events)
     blocks = [{**block, "signature": ""} if block["type"] == "thinking" else block for block in blocks_of(pieces)]
     message = _message(started, model)
     message.update(content=blocks, stop_reason=ended.stop_reason, usage=_usage(started.prompt_tokens, ended.tokens))
@@ -100,6 +90,42 @@ def message_body(events: Iterable[Event], model: str) -> bytes:
 def model_entry(name: str) -> dict[str, Any]:
     """The policy in a list of models."""
     return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+class Messages:
+    """The endpoint of the dialect."""
+
+    path = "/v1/messages"
+
+    def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
+        """See Dialect."""
+        body = parse_body(raw)
+        call = call_request(raw, body, headers.get(AGENT_HEADER, ""))
+        return Asked(call, bool(body.get("stream")), MessagesAnswer(str(body.get("model") or model)))
+
+    def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
+        """See Dialect."""
+        return error_body(status, message)
+
+
+class MessagesAnswer:
+    """See Answer."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._encoder = SseEncoder(model)
+
+    def encode(self, events: Iterable[Event]) -> bytes:
+        return self._encoder.encode(events)
+
+    def ping(self) -> bytes:
+        return PING
+
+    def broken(self, message: str) -> bytes:
+        return error_event(message)
+
+    def whole(self, events: Iterable[Event]) -> bytes:
+        return message_body(events, self._model)
 
 
 class SseEncoder:
@@ -170,18 +196,3 @@ def _message(started: Started, model: str) -> dict[str, Any]:
 
 def _usage(prompt: int, sampled: int) -> dict[str, int]:
     return {"input_tokens": prompt, "output_tokens": sampled, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-
-
-def _sorted(events: Iterable[Event]) -> tuple[Started, list[Piece], Ended]:
-    started, ended = None, None
-    pieces: list[Piece] = []
-    for event in events:
-        if isinstance(event, Started):
-            started = event
-        elif isinstance(event, Ended):
-            ended = event
-        else:
-            pieces.append(event)
-    if started is None or ended is None:
-        raise ValueError("a call that is not over has no plain answer")
-    return started, pieces, ended

@@ -1,8 +1,8 @@
-"""The HTTP side of the gateway: harness routes (Anthropic Messages) and whatever else is mounted beside them.
+"""The HTTP side of the gateway: harness routes, one for each dialect, and whatever else is mounted beside them.
 
 Invariants:
 - a harness is never refused because an engine is busy, moving or away: headers go out at once and pings follow until tokens come;
-- an answer that breaks is broken visibly (an `error` event and a reset connection), never a clean early end;
+- an answer that breaks is broken visibly (the dialect's error event and a reset connection), never a clean early end;
 - the execution is told by its secret: `/x/<secret>/...`, or `x-api-key` / `Authorization: Bearer` on the bare paths;
 - a client that goes away cancels its call (when nobody else follows it), not the handlers of the control API, which shield themselves.
 """
@@ -19,11 +19,14 @@ from aiohttp import web
 
 from gyre_hpc.gateway import anthropic
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream
+from gyre_hpc.gateway.dialect import Answer, Dialect, parse_body
 from gyre_hpc.gateway.recorder import Recorder
 
 log = logging.getLogger(__name__)
 MAX_BODY = 256 << 20
 PING_SECONDS = 5.0
+DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(),)
+"""The first one words the errors of all other paths."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -48,34 +51,34 @@ class HarnessApi:
         """All harness routes, with and without the secret in the path."""
         routes: list[web.RouteDef] = []
         for prefix in ("/x/{secret}", ""):
+            routes += [web.post(prefix + dialect.path, self._handler(dialect)) for dialect in DIALECTS]
             routes += [
-                web.post(f"{prefix}/v1/messages", self.messages),
                 web.post(f"{prefix}/v1/messages/count_tokens", self.count_tokens),
                 web.get(f"{prefix}/v1/models", self.models),
                 web.get(f"{prefix}/v1/models/{{model}}", self.model),
             ]
         return [*routes, web.route("*", "/{path:.*}", self.probe)]
 
-    async def messages(self, request: web.Request) -> web.StreamResponse:
-        """One model call."""
-        execution = self._execution(request)
-        raw = await request.read()
-        body = anthropic.parse_body(raw)
-        call = anthropic.call_request(raw, body, request.headers.get(anthropic.AGENT_HEADER, ""))
-        stream = self._recorder.open(execution, call)
-        stream.follow()
-        try:
-            model = str(body.get("model") or self._model)
-            if body.get("stream"):
-                return await self._streamed(request, stream, model)
-            return await self._plain(request, stream, model)
-        finally:
-            stream.leave()
+    def _handler(self, dialect: Dialect) -> Handler:
+        async def call(request: web.Request) -> web.StreamResponse:
+            """One model call."""
+            execution = self._execution(request)
+            asked = dialect.ask(await request.read(), request.headers, self._model)
+            stream = self._recorder.open(execution, asked.call)
+            stream.follow()
+            try:
+                if asked.stream:
+                    return await self._streamed(request, stream, asked.answer)
+                return await self._plain(request, stream, asked.answer)
+            finally:
+                stream.leave()
+
+        return call
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         """The length of a prompt, counted with the policy's own tokenizer."""
         execution = self._execution(request)
-        conversation = anthropic.conversation_of(anthropic.parse_body(await request.read()))
+        conversation = anthropic.conversation_of(parse_body(await request.read()))
         return _json({"input_tokens": await self._recorder.count(execution, conversation)})
 
     async def models(self, request: web.Request) -> web.StreamResponse:
@@ -94,27 +97,26 @@ class HarnessApi:
             raise web.HTTPNotFound(text=f"no such path: {request.method} {request.path}")
         return web.Response()
 
-    async def _streamed(self, request: web.Request, stream: CallStream, model: str) -> web.StreamResponse:
+    async def _streamed(self, request: web.Request, stream: CallStream, answer: Answer) -> web.StreamResponse:
         events = await stream.after(0, self._ping)  # refusals come before the headers
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        encoder = anthropic.SseEncoder(model)
         seen = 0
         try:
             while True:
-                await response.write(encoder.encode(events) if events else anthropic.PING)
+                await response.write(answer.encode(events) if events else answer.ping())
                 seen += len(events)
                 if stream.done and stream.error is None and seen == len(stream.events):
                     break
                 events = await stream.after(seen, self._ping)
         except (CallFailed, BadRequest) as error:
-            await response.write(anthropic.error_event(str(error)))
+            await response.write(answer.broken(str(error)))
             _reset(request)
             return response
         await response.write_eof()
         return response
 
-    async def _plain(self, request: web.Request, stream: CallStream, model: str) -> web.StreamResponse:
+    async def _plain(self, request: web.Request, stream: CallStream, answer: Answer) -> web.StreamResponse:
         """One JSON body. When it takes long, white space, which JSON allows in front, keeps the connection alive."""
         deadline = asyncio.get_running_loop().time() + self._ping
         response: web.StreamResponse | None = None
@@ -131,7 +133,7 @@ class HarnessApi:
                 raise
             _reset(request)
             return response
-        body = anthropic.message_body(stream.events, model)
+        body = answer.whole(stream.events)
         if response is None:
             return web.Response(body=body, content_type="application/json")
         await response.write(body)
@@ -159,21 +161,23 @@ def build_app(harness: HarnessApi, more: Iterable[web.AbstractRouteDef] = ()) ->
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure becomes an error body of the dialect."""
+    cause: Exception
     try:
         return await handler(request)
     except BadRequest as error:
-        status, text = 400, str(error)
+        status, text, cause = 400, str(error), error
     except CallFailed as error:
-        status, text = 500, str(error)
+        status, text, cause = 500, str(error), error
     except web.HTTPException as error:
-        status, text = error.status, error.text or error.reason
+        status, text, cause = error.status, error.text or error.reason, error
     except (ConnectionResetError, asyncio.CancelledError):
         raise
     except Exception as error:
         resource = request.match_info.route.resource  # not the path: it holds the execution's secret
         log.exception("%s %s", request.method, resource.canonical if resource else "?")
-        status, text = 500, f"{type(error).__name__}: {error}"
-    return web.Response(status=status, body=anthropic.error_body(status, text), content_type="application/json")
+        status, text, cause = 500, f"{type(error).__name__}: {error}", error
+    spoken = next((dialect for dialect in DIALECTS if request.path.endswith(dialect.path)), DIALECTS[0])
+    return web.Response(status=status, body=spoken.error_body(status, text, cause), content_type="application/json")
 
 
 async def _keep_alive(request: web.Request, response: web.StreamResponse | None) -> web.StreamResponse:

@@ -1,0 +1,88 @@
+"""What the HTTP side needs of a dialect, and what all dialects share. A dialect is pure: bytes in, bytes out; no sockets, no clock.
+
+Invariant: whatever the dialect, a call is one `CallRequest` and an answer is one list of events (Started, pieces, Ended), so that
+recording, retries and durability know nothing of it. An answer's bytes depend on its events alone: a replay is byte-identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
+from gyre_hpc.gateway.recorder import CallRequest
+from gyre_hpc.gateway.toolcalls import Piece
+
+
+class Answer(Protocol):
+    """How one call is told to one client; holds the state of its stream."""
+
+    def encode(self, events: Iterable[Event]) -> bytes:
+        """These events, which follow those encoded before, as server-sent events."""
+        ...
+
+    def ping(self) -> bytes:
+        """What keeps a stream alive and says nothing."""
+        ...
+
+    def broken(self, message: str) -> bytes:
+        """What tells that the stream broke after its headers were sent; the connection is reset behind it."""
+        ...
+
+    def whole(self, events: Iterable[Event]) -> bytes:
+        """All events of a finished call as one JSON body."""
+        ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was understood. `stream`: the client wants server-sent events."""
+
+    call: CallRequest
+    stream: bool
+    answer: Answer
+
+
+class Dialect(Protocol):
+    """One endpoint. `path`: behind the secret, beginning with a slash."""
+
+    @property
+    def path(self) -> str: ...
+
+    def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
+        """Read a request; `model`: the name to answer with when it names none. Raises BadRequest."""
+        ...
+
+    def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
+        """The body of a refused or failed request."""
+        ...
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request. Raises BadRequest."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def sort_events(events: Iterable[Event]) -> tuple[Started, list[Piece], Ended]:
+    """The events of a finished call by kind. Raises ValueError when it is not over."""
+    started, ended = None, None
+    pieces: list[Piece] = []
+    for event in events:
+        if isinstance(event, Started):
+            started = event
+        elif isinstance(event, Ended):
+            ended = event
+        else:
+            pieces.append(event)
+    if started is None or ended is None:
+        raise ValueError("a call that is not over has no plain answer")
+    return started, pieces, ended
