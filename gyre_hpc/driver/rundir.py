@@ -2,11 +2,13 @@
 
 Invariants: RUN/config.yaml appears whole or not at all; a directory that holds something else is never adopted; a run continues with the
 same configuration except for keys that change how long or where it runs, never what it learns (`FREE`). A change of those is an event.
+Until the first group was dispatched there is nothing to protect, and any key may change: a typo in the first try costs no second folder.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from gyre_hpc.driver.runlock import live_holder, refusal
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
+from trees.errors import StoreError
+from trees.reader import StoreReader
 
 # What may differ when a run continues: dotted keys or whole sections.
 FREE = (
@@ -88,18 +92,31 @@ def is_free(key: str) -> bool:
 def _continue(paths: RunPaths, config: Config) -> None:
     changed = differences(frozen(paths), config)
     bound = {key: values for key, values in changed.items() if not is_free(key)}
-    if bound:
+    if bound and not _untouched(paths):
         listed = ", ".join(f"{key} {old!r} -> {new!r}" for key, (old, new) in list(bound.items())[:4])
         more = f" and {len(bound) - 4} more" if len(bound) > 4 else ""
         raise ConfigError(
-            f"{paths.root} was started with another configuration: {listed}{more}", "set run.dir to a new folder, or undo the change"
+            f"{paths.root} was started with another configuration: {listed}{more}",
+            f"set run.dir to a new folder, or undo the change; `gyre run {paths.root}` continues it as it is",
         )
     if changed:
         holder = live_holder(paths.lock)
         if holder is not None:
             raise refusal(paths.lock, holder)
+        if bound:
+            shutil.rmtree(paths.tasks, ignore_errors=True)  # made by the old configuration, and not dispatched
         _freeze(config, paths)
         EventLog(paths.events).emit("config.change", changes={key: list(values) for key, values in changed.items()})
+
+
+def _untouched(paths: RunPaths) -> bool:
+    """Whether nothing was dispatched, trained or published yet: every attempt so far ended while it started."""
+    if paths.checkpoints.exists() or paths.weights.exists():
+        return False
+    try:
+        return not StoreReader(paths.trees).groups()
+    except StoreError:  # damaged: what it held can't be told
+        return False
 
 
 def _freeze(config: Config, paths: RunPaths) -> None:

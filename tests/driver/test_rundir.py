@@ -16,6 +16,9 @@ from gyre_hpc.driver.rundir import differences, frozen, prepare
 from gyre_hpc.driver.runlock import RunLock
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.events import read_events
+from gyre_hpc.paths import RunPaths
+from trees.records import Group
+from trees.store import StoreWriter
 
 
 def make(root: Path, **sections: Any) -> Config:
@@ -53,12 +56,45 @@ def test_more_steps_continue_and_are_an_event(tmp_path: Path) -> None:
     assert [(e["kind"], e["changes"]) for e in events] == [("config.change", {"run.steps": [20, 40], "slurm.time_minutes": [60, 5]})]
 
 
+def dispatch(paths: RunPaths) -> None:
+    """The first work of a run: one group."""
+    with StoreWriter(paths.trees) as store:
+        store.append(Group(0, "task", 8, 0, 0))
+        store.commit()
+
+
 def test_another_learning_rate_is_refused_with_both_values_and_nothing_changes(tmp_path: Path) -> None:
     paths = prepare(make(tmp_path / "run"))
+    dispatch(paths)
     before = paths.config.read_bytes()
     with pytest.raises(ConfigError, match=r"training\.lr 0\.001 -> 0\.5; set run\.dir"):
         prepare(make(tmp_path / "run", training={"lr": 0.5}, run={"steps": 40}))
     assert paths.config.read_bytes() == before
+
+
+@pytest.mark.parametrize("evidence", ["weights", "checkpoints", "damage"])
+def test_what_has_begun_in_any_way_keeps_its_configuration(tmp_path: Path, evidence: str) -> None:
+    paths = prepare(make(tmp_path / "run"))
+    if evidence == "damage":
+        with StoreWriter(paths.trees):
+            pass
+        next(paths.trees.glob("journal-*")).write_bytes(b"not a journal, by far not one" * 10)
+    else:
+        (paths.root / evidence).mkdir()
+    with pytest.raises(ConfigError, match=r"`gyre run .*/run` continues it as it is"):
+        prepare(make(tmp_path / "run", training={"lr": 0.5}))
+
+
+def test_a_typo_of_the_first_try_can_be_mended_in_the_same_folder(tmp_path: Path) -> None:
+    paths = prepare(make(tmp_path / "run", model={"path": "/typo"}, tasks={"seed": 1}))
+    with StoreWriter(paths.trees):
+        pass  # the gateway was up, and dispatched nothing
+    (paths.tasks / "0").mkdir(parents=True)
+    prepare(make(tmp_path / "run"))
+    assert frozen(paths).model.path == "builtin:quickstart"
+    assert not paths.tasks.exists()
+    (event,) = read_events(paths.events)
+    assert event["changes"] == {"model.path": ["/typo", "builtin:quickstart"], "tasks.seed": [1, 0]}
 
 
 def test_nothing_changes_under_a_running_driver(tmp_path: Path) -> None:
