@@ -97,14 +97,15 @@ def run(
     """Run, or continue, in the foreground: by mpiexec here, by srun inside a Slurm allocation."""
     from gyre_hpc.driver.driver import drive, write_report
     from gyre_hpc.driver.rundir import prepare
+    from gyre_hpc.driver.signals import Signals
 
     paths = prepare(_load(config, overrides))
     if sys.stdout.isatty() and not plain:
         from gyre_hpc.report.progress import watch as show
 
-        code = drive(paths.root, watcher=show)
+        code = drive(paths.root, watcher=show, signals=Signals(last=True))
     else:
-        code = drive(paths.root)
+        code = drive(paths.root, signals=Signals(last=True))
     if code == ExitCode.DONE:
         write_report(paths.root)
     return int(code)
@@ -313,7 +314,8 @@ def _table_or_json(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _fail(line: str, code: ExitCode) -> None:
-    print(f"gyre: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    if line:  # nothing where the help was the answer
+        print(f"gyre: {' '.join(line.split())}", file=sys.stderr, flush=True)
     sys.exit(int(code))
 
 

@@ -19,6 +19,7 @@ from gyre_hpc.errors import ConfigError
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 BUILTIN_MODEL = "builtin:quickstart"
 
@@ -151,7 +152,7 @@ class TrainingSection(_Section):
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     clip_grad: Annotated[float, Field(ge=0.0)] = 1.0
     """Norm of the final gradient; 0 switches clipping off."""
     jmax: Positive = 5
@@ -306,6 +307,9 @@ def _cross_check(config: Config, origin: str) -> None:
             f"{origin}: rollout.{cuts[0]} = {getattr(config.rollout, cuts[0])} with rollout.engine = vllm",
             "vLLM gives log-probs after the cut, which can't be trained on: take it out, or use rollout.engine = torch",
         )
+    relative = [path for path in config.harness.binds if not Path(path).is_absolute()]
+    if relative:
+        raise ConfigError(f"{origin}: harness.binds has {relative[0]!r}", "give absolute paths: boxes show a folder at its own path")
     if config.harness.max_tokens >= config.model.window:
         raise ConfigError(
             f"{origin}: harness.max_tokens = {config.harness.max_tokens} leaves no prompt in model.window = {config.model.window}",

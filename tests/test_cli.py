@@ -87,6 +87,12 @@ def test_a_mistake_is_one_line_and_exit_2(gyre: Gyre, tmp_path: Path, arguments:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("arguments", [[], ["trees"]])
+def test_without_a_command_the_help_is_all_that_is_said(gyre: Gyre, arguments: list[str]) -> None:
+    done = gyre(*arguments)
+    assert (done.returncode, done.stderr) == (2, "")
+
+
 def test_init_writes_a_configuration_that_loads_as_the_defaults(gyre: Gyre, tmp_path: Path) -> None:
     assert gyre("init", "mine").returncode == 0
     assert load(tmp_path / "mine.yaml") == check({"run": {"name": "mine"}}, "test")

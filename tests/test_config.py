@@ -64,6 +64,8 @@ def test_a_file_may_extend_another(tmp_path: Path) -> None:
         ("extends: c.yaml", [], ["extends itself"]),
         ("extends: 3", [], ["extends = 3"]),
         ("rollout: {engine: vllm, top_p: 0.9}", [], ["rollout.top_p = 0.9", "rollout.engine = vllm"]),
+        ("training: {betas: [2, 3]}", [], ["training.betas.0 = 2", "less than 1"]),
+        ("harness: {binds: [/usr, lib]}", [], ["harness.binds has 'lib'", "absolute"]),
         ("training: {clip_low: 1.1}", [], ["training.clip_low = 1.1", "must contain 1"]),
         ("model: {window: 64}\nharness: {max_tokens: 64}", [], ["harness.max_tokens = 64", "model.window = 64"]),
     ],

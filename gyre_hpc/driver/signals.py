@@ -1,7 +1,7 @@
 """Signals as a flag that the driver's loop reads: the handler does nothing else, so no signal arrives at a bad moment.
 
 SIGTERM (scancel, preemption, requeue), SIGINT (a person) and SIGHUP ask for a stop; SIGUSR1/SIGUSR2 are Slurm's and submitit's warning that
-time is nearly up: a stop and a requeue. A second SIGINT asks to hurry.
+time is nearly up: a stop and a requeue. A second SIGINT asks to hurry; later ones change nothing, least of all the exit code.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ TIME_UP = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Signals:
-    """Installed for the life of the driver (main thread only; elsewhere, as in a test, `request` takes the place of a signal)."""
+    """Installed for the life of the driver (main thread only; elsewhere, as in a test, `request` takes the place of a signal).
 
-    def __init__(self) -> None:
+    `last`: the process ends with the driver, so once a stop was asked for signals are ignored on the way out.
+    """
+
+    def __init__(self, last: bool = False) -> None:
+        self._last = last
         self.received: list[signal.Signals] = []
         self._before: dict[int, Any] = {}
 
@@ -30,7 +34,7 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._last and self.received else handler)
 
     def request(self, number: signal.Signals) -> None:
         """As if the signal had come."""

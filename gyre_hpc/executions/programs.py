@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gyre_hpc import harness
 from gyre_hpc.config import HarnessSection
-from gyre_hpc.errors import GyreError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.executions import sandbox
 
 SOCKET = "/run/gyre/gateway.sock"
@@ -38,7 +38,10 @@ class Bundled:
         return Bundled(folder, settings)
 
     async def check(self, scratch: Path) -> None:
-        """Whether the interpreter comes up in a box at all. Raises GyreError with what it said."""
+        """Whether the interpreter comes up in a box at all. Raises GyreError with what it said, ConfigError for an absent bind."""
+        absent = [path for path in self.settings.binds if not Path(path).exists()]
+        if absent:
+            raise ConfigError(f"harness.binds has {absent[0]}, which is not on this node", "name folders that all nodes have")
         box = sandbox.Box(scratch, overlay=sandbox.detect().overlay, mounts=self._binds())
         with tempfile.TemporaryFile() as output:
             ended = await sandbox.start(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config import HarnessSection
-from gyre_hpc.errors import GyreError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.executions import sandbox
 from gyre_hpc.executions.programs import SOCKET, Bundled
 from gyre_hpc.harness import main
@@ -34,4 +34,10 @@ async def test_an_interpreter_that_does_not_start_is_named(tmp_path: Path, monke
     await program.check(tmp_path)
     monkeypatch.setattr(sandbox, "interpreter", lambda: "/opt/modules/bin/python3")
     with pytest.raises(GyreError, match=r"/opt/modules/bin/python3.*harness.binds"):
+        await program.check(tmp_path)
+
+
+async def test_a_bind_that_is_not_there_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
+    program = Bundled.build(tmp_path, HarnessSection(binds=["/usr", "/opt/no such folder"]))
+    with pytest.raises(ConfigError, match=r"harness\.binds has /opt/no such folder"):
         await program.check(tmp_path)
