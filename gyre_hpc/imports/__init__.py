@@ -1,0 +1,1 @@
+"""Other people's recordings, brought into a store of trajectory trees (`gyre trees import`)."""
