@@ -17,7 +17,7 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
-from gyre_hpc.gateway import anthropic
+from gyre_hpc.gateway import anthropic, chat
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream
 from gyre_hpc.gateway.dialect import Answer, Dialect, parse_body
 from gyre_hpc.gateway.recorder import Recorder
@@ -25,7 +25,7 @@ from gyre_hpc.gateway.recorder import Recorder
 log = logging.getLogger(__name__)
 MAX_BODY = 256 << 20
 PING_SECONDS = 5.0
-DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(),)
+DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(), chat.ChatCompletions())
 """The first one words the errors of all other paths."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -84,12 +84,13 @@ class HarnessApi:
     async def models(self, request: web.Request) -> web.StreamResponse:
         """The one model that there is."""
         self._execution(request)
-        return _json({"data": [anthropic.model_entry(self._model)], "has_more": False, "first_id": self._model, "last_id": self._model})
+        page = {"has_more": False, "first_id": self._model, "last_id": self._model}
+        return _json({"object": "list", "data": [_model_entry(self._model)], **page})
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """Any name is the policy: harnesses name other models for their background calls."""
         self._execution(request)
-        return _json(anthropic.model_entry(request.match_info["model"]))
+        return _json(_model_entry(request.match_info["model"]))
 
     async def probe(self, request: web.Request) -> web.StreamResponse:
         """HEAD of anything: yes, we are here. Everything else is not."""
@@ -186,6 +187,11 @@ async def _keep_alive(request: web.Request, response: web.StreamResponse | None)
         await response.prepare(request)
     await response.write(b" ")
     return response
+
+
+def _model_entry(name: str) -> dict[str, object]:
+    """One form for the clients of all dialects: each skips the keys that it doesn't know."""
+    return {**anthropic.model_entry(name), "object": "model", "created": 0, "owned_by": "gyre_hpc"}
 
 
 def _reset(request: web.Request) -> None:

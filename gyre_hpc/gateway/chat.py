@@ -1,0 +1,209 @@
+"""The OpenAI Chat Completions dialect: request bodies in, chunks or one completion out. Pure: no sockets, no clock (`created` is 0).
+
+Invariants: a stream is a chunk with the role, then text, reasoning and tool calls as they come, one chunk with finish_reason, one with
+usage when `stream_options.include_usage` asks for it, and [DONE]; tool calls have dense indices; the streamed deltas add up to the plain
+message. Unknown fields are accepted; what would change the answer and can't be done (stop, n > 1, logprobs, audio) is refused with 400.
+Sampling parameters and response_format are not obeyed: the run's configuration rules. Rules of the canonical form, beside those of
+openai.py, each with its test in tests/gateway/test_chat.py:
+1. A message has one text: texts before and after a tool call are joined by a line break, in what is delivered and in what comes back.
+2. Every `tool` message is a turn of its own with one result; `reasoning_content` (or `reasoning`) is a thought, which is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
+from typing import Any
+
+import orjson
+
+from gyre_hpc.gateway import openai
+from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
+from gyre_hpc.gateway.canonical import (
+    Conversation,
+    Head,
+    Message,
+    UnsupportedContent,
+    normalise_message,
+    normalise_system,
+    normalise_tools,
+)
+from gyre_hpc.gateway.dialect import Asked, parse_body, sort_events
+from gyre_hpc.gateway.recorder import CallRequest
+from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, ToolPiece
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+FINISH = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
+ROLES = (*openai.SYSTEM_ROLES, "user", "assistant", "tool")
+REFUSED = {
+    "stop": "stop sequences are not supported: the policy ends its turn by itself; leave it out",
+    "logprobs": "not supported; leave it out",
+    "audio": "not supported: this model writes text only",
+    "functions": "not supported; use tools",
+}
+
+
+class ChatCompletions:
+    """The endpoint of the dialect."""
+
+    path = "/v1/chat/completions"
+
+    def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
+        """See Dialect."""
+        body = parse_body(raw)
+        options = body.get("stream_options")
+        usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        call = call_request(raw, body, openai.agent_of(headers))
+        return Asked(call, bool(body.get("stream")), ChatAnswer(str(body.get("model") or model), usage))
+
+    def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
+        """See Dialect."""
+        return openai.error_body(status, message, error)
+
+
+def call_request(raw: bytes, body: Mapping[str, Any], agent: str) -> CallRequest:
+    """What the recorder needs of a request. Raises BadRequest."""
+    openai.refuse(body, REFUSED)
+    if body.get("n") not in (None, 1):
+        raise BadRequest("n: only 1 is supported; call again for another answer")
+    limit = openai.limit_of(body, "max_completion_tokens", "max_tokens")
+    digest = openai.digest_of(ChatCompletions.path, agent, raw)
+    return CallRequest(conversation_of(body), limit, agent, digest, delivered)
+
+
+def conversation_of(body: Mapping[str, Any]) -> Conversation:
+    """The canonical conversation of a request. Raises BadRequest."""
+    messages = openai.objects(body.get("messages"), "messages")
+    if not messages:
+        raise BadRequest("messages: at least one message is required")
+    if not all(message.get("role") in ROLES for message in messages):
+        raise BadRequest(f"messages: each one needs a role ({', '.join(ROLES)})")
+    tools = openai.objects(body.get("tools"), "tools")
+    functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
+    usable = [] if body.get("tool_choice") == "none" else [openai.tool_of(function) for function in functions if function.get("name")]
+    above = list(takewhile(lambda message: message["role"] in openai.SYSTEM_ROLES, messages))
+    try:
+        system = [text for message in above for text in openai.texts_of(message.get("content"), "a system message")]
+        turns = [_turn(message) for message in messages[len(above) :]]
+    except UnsupportedContent as error:
+        raise BadRequest(str(error)) from None
+    return Conversation(Head(normalise_system(system), normalise_tools(usable)), tuple(turn for turn in turns if not turn.blank))
+
+
+def delivered(reply: Message) -> Message:
+    """An answer as it comes back (rule 1)."""
+    others = tuple(block for block in reply.blocks if block["type"] != "text")
+    return Message(reply.role, ({"type": "text", "text": reply.text}, *others) if reply.text else others)
+
+
+class ChatAnswer:
+    """See Answer. `usage`: the stream ends with a chunk that tells the usage."""
+
+    def __init__(self, model: str, usage: bool = False) -> None:
+        self._model = model
+        self._with_usage = usage
+        self._id = 0
+        self._prompt_tokens = 0
+        self._tools = 0
+        self._said = False
+        self._apart = False
+
+    def encode(self, events: Iterable[Event]) -> bytes:
+        return b"".join(part for event in events for part in self._event(event))
+
+    def ping(self) -> bytes:
+        """A comment: clients skip it."""
+        return PING
+
+    def broken(self, message: str) -> bytes:
+        return b"data: " + openai.error_body(500, message) + b"\n\n"
+
+    def whole(self, events: Iterable[Event]) -> bytes:
+        started, pieces, ended = sort_events(events)
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+        for piece in pieces:
+            for delta in self._deltas(piece):
+                _add(message, delta)
+        if message["content"] is None and "tool_calls" not in message:
+            message["content"] = ""
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": FINISH[ended.stop_reason]}
+        usage = _usage(started.prompt_tokens, ended.tokens)
+        return orjson.dumps({**self._envelope(started.call, "chat.completion"), "choices": [choice], "usage": usage})
+
+    def _event(self, event: Event) -> list[bytes]:
+        if isinstance(event, Started):
+            self._id, self._prompt_tokens = event.call, event.prompt_tokens
+            return [self._chunk({"role": "assistant", "content": ""})]
+        if isinstance(event, Ended):
+            last = [self._chunk({}, FINISH[event.stop_reason])]
+            if self._with_usage:
+                last.append(self._data(choices=[], usage=_usage(self._prompt_tokens, event.tokens)))
+            return [*last, DONE]
+        return [self._chunk(delta) for delta in self._deltas(event)]
+
+    def _deltas(self, piece: TextPiece | ThinkingPiece | ToolPiece) -> list[dict[str, Any]]:
+        if isinstance(piece, TextPiece):
+            text = "\n" + piece.text if self._said and self._apart else piece.text
+            self._said, self._apart = True, False
+            return [{"content": text}]
+        if isinstance(piece, ThinkingPiece):
+            return [{"reasoning_content": piece.text}]
+        self._apart = True
+        index, self._tools = self._tools, self._tools + 1
+        named = {"index": index, "id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
+        return [{"tool_calls": [named]}, {"tool_calls": [{"index": index, "function": {"arguments": orjson.dumps(piece.input).decode()}}]}]
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return self._data(choices=[choice], **({"usage": None} if self._with_usage else {}))
+
+    def _data(self, **fields: Any) -> bytes:
+        return b"data: " + orjson.dumps({**self._envelope(self._id, "chat.completion.chunk"), **fields}) + b"\n\n"
+
+    def _envelope(self, call: int, kind: str) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{call:08x}", "object": kind, "created": 0, "model": self._model}
+
+
+def _turn(message: Mapping[str, Any]) -> Message:
+    role, content = message["role"], message.get("content")
+    texts = openai.texts_of(content, f"a {role} message")
+    if role == "tool":
+        result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id") or "", "content": texts}
+        return normalise_message("user", [result])
+    if role != "assistant":
+        return normalise_message("system" if role in openai.SYSTEM_ROLES else role, openai.text_blocks(texts))
+    if message.get("function_call"):
+        raise UnsupportedContent("function_call is not supported; use tool_calls")
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    thinking = [{"type": "thinking", "thinking": thought}] if isinstance(thought, str) else []
+    said = openai.text_blocks(["\n".join(texts)]) if texts else []
+    calls = [_call(call) for call in openai.objects(message.get("tool_calls"), "tool_calls")]
+    return normalise_message(role, [*thinking, *said, *calls])
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise BadRequest("tool_calls: only functions are supported")
+    arguments = openai.arguments_of(function.get("arguments"))
+    return {"type": "tool_use", "id": call.get("id") or "", "name": function.get("name") or "", "input": arguments}
+
+
+def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    """Add a delta to a message, as a client does."""
+    for name, value in delta.items():
+        if name != "tool_calls":
+            message[name] = (message.get(name) or "") + value
+            continue
+        (part,) = value
+        calls = message.setdefault("tool_calls", [])
+        if part["index"] == len(calls):
+            calls.append({name: part[name] for name in ("id", "type", "function")})
+        else:
+            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+
+
+def _usage(prompt: int, sampled: int) -> dict[str, Any]:
+    total = prompt + sampled
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": total, "prompt_tokens_details": {"cached_tokens": 0}}
