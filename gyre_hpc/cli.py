@@ -1,7 +1,7 @@
 """The command line `gyre` (contract: names, exit codes and --json of docs/architecture.md).
 
 Invariants: `gyre --help` imports nothing heavy (every command imports what it needs itself); an error is one line on standard error and the
-exit code that goes with it; `status`, `report` and `trees` only read files and never ask Slurm.
+exit code that goes with it; `status`, `report` and `trees` never change what a run recorded and never ask Slurm.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-trees_app = typer.Typer(help="Look into the trajectory trees of a run.", no_args_is_help=True)
+trees_app = typer.Typer(help="Look into trajectory trees; import and export them.", no_args_is_help=True)
 app.add_typer(trees_app, name="trees")
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or the directory of a run to continue.")]
@@ -38,6 +39,12 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c]...", hel
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A run directory, or a folder of trees.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class ExportFormat(StrEnum):
+    """What `gyre trees export` can write."""
+
+    JSONL = "jsonl"
 
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
@@ -249,6 +256,39 @@ def trees_verify(path: PathArgument, as_json: JsonOption = False) -> int:
     else:
         _pairs(found)
     return int(ExitCode.DONE if not found["problems"] else ExitCode.FAILED)
+
+
+@trees_app.command("import")
+def trees_import(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Session traces with block hashes, JSON lines, plain or gzip.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The store to make; must not exist.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a store of recorded sessions (their tokens are synthetic: traces hold hashes)."""
+    from gyre_hpc.imports.importer import import_traces
+
+    found = import_traces(file, out).as_dict()
+    if as_json:
+        _print_json(found)
+    else:
+        _pairs(found)
+
+
+@trees_app.command("export")
+def trees_export(
+    path: PathArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write; replaced if it exists.")],
+    form: Annotated[ExportFormat, typer.Option("--format", help="jsonl: a line an execution.")] = ExportFormat.JSONL,
+    as_json: JsonOption = False,
+) -> None:
+    """Write all trees, token by token, for other programs."""
+    from gyre_hpc.report.trees import export
+
+    found = {"format": form.value, **export(_trees(path), out)}
+    if as_json:
+        _print_json(found)
+    else:
+        _pairs(found)
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------------------

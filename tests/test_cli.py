@@ -60,7 +60,7 @@ def test_the_commands_are_these() -> None:
 
     names = {command.callback.__name__ for command in app.registered_commands if command.callback}
     assert names == {"init", "run", "submit", "sweep", "status", "watch", "report", "doctor"}
-    assert {command.name for command in trees_app.registered_commands} == {"ls", "show", "stats", "verify"}
+    assert {command.name for command in trees_app.registered_commands} == {"ls", "show", "stats", "verify", "import", "export"}
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,12 @@ def show(path: Path, execution: int) -> dict[str, Any]:
         }
         for row in tree.nodes.values()
     ]
-    calls = [
+    return {**_row(tree), "nodes": nodes, "calls": call_rows(tree)}
+
+
+def call_rows(tree: Tree) -> list[dict[str, Any]]:
+    """The calls of a tree, by id."""
+    return [
         {
             "call": call.call,
             "prompt": call.prompt,
@@ -87,7 +92,6 @@ def show(path: Path, execution: int) -> dict[str, Any]:
         }
         for call in tree.calls.values()
     ]
-    return {**_row(tree), "nodes": nodes, "calls": calls}
 
 
 def outline(tree: Tree) -> list[str]:

@@ -1,6 +1,6 @@
-"""`gyre trees ls|show|stats|verify` and the drawn tree of the report: thin over the `trees` package.
+"""`gyre trees ls|show|stats|verify|export` and the drawn tree of the report: thin over the `trees` package.
 
-Everything reads; all of it works while the gateway writes.
+Everything only reads the store; all of it works while the gateway writes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
+from gyre_hpc.durable import beside, sync
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.report.svg import TreeNode as Mark
 from trees import stats
+from trees.blocks import count_blocks
+from trees.export import exported
 from trees.reader import locate
 from trees.records import Fate, NodeKind
 from trees.store import StoreError, StoreReader
@@ -33,9 +38,35 @@ class Drawing:
 
 
 def statistics(folder: Path) -> dict[str, Any]:
-    """Counts over a folder of trees (contract: executions, nodes, leaves, stored_tokens, expanded_tokens, ratio, bytes)."""
+    """Counts over a folder of trees (contract: executions, nodes, leaves, stored_tokens, expanded_tokens, ratio, bytes).
+
+    Of imported traces also unique_blocks and expanded_blocks, in blocks of the trace's size.
+    """
     with _user_errors():
-        return stats.stats(folder)
+        found = stats.stats(folder)
+        with StoreReader(locate(folder)) as reader:
+            size = reader.header.provenance.get("block_size") if reader.header else None
+            if size:
+                found["unique_blocks"], found["expanded_blocks"] = count_blocks(reader, size)
+        return found
+
+
+def export(folder: Path, file: Path) -> dict[str, Any]:
+    """Write every execution as a line of JSON (trees/export.py) into `file`, whole or not at all. OSError: the disk."""
+    partial = beside(file, ".partial")
+    count = 0
+    try:
+        with _user_errors(), StoreReader(locate(folder)) as reader, partial.open("wb") as lines:
+            for execution in exported(reader):
+                lines.write(orjson.dumps(execution, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+                count += 1
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(partial)
+    partial.replace(file)
+    sync(file.parent)
+    return {"file": str(file), "executions": count, "bytes": file.stat().st_size}
 
 
 def verification(folder: Path) -> dict[str, Any]:
