@@ -25,6 +25,8 @@ STOP_FILE = "stop"
 MPIEXEC_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 LEAVE = 4.0
 """Seconds for a process to end by itself once SIGTERM was sent."""
+HURRIED = 1.0
+"""The same when somebody is in a hurry: enough to remove what lies in the node's temporary folder and in its cgroups."""
 POLL = 0.05
 
 log = logging.getLogger("gyre.driver")
@@ -90,7 +92,8 @@ def stop_all(
         _wait(mpi, patience, hurry)
     for child in children:
         _send(child, signal.SIGTERM)
-    _wait(children, leave, hurry)
+    begun = time.monotonic()
+    _wait(children, leave, lambda: hurry() and time.monotonic() - begun > HURRIED)
     stubborn = [child for child in children if child.process.poll() is None]
     for child in children:
         _send(child, signal.SIGKILL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class Group:
         return ["/bin/sh", "-c", 'echo 0 > "$0" && exec "$@"', str(self.path / "cgroup.procs")]
 
     def remove(self) -> None:
-        """Remove the group; processes are gone by then. What the kernel still holds busy is swept by the next `find`."""
+        """Remove the group; processes are gone by then. What the kernel still holds busy is swept by `tidy`, or by the next `find`."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -45,6 +46,14 @@ class Parent:
         path.mkdir()
         (path / "pids.max").write_text(f"{processes}\n")
         return Group(path)
+
+    def tidy(self, seconds: float = 0.5) -> None:
+        """Remove the groups of this process that were busy a moment ago, at most for `seconds`."""
+        end = time.monotonic() + seconds
+        while (left := list(self.path.glob(f"{_PREFIX}{os.getpid()}-*"))) and time.monotonic() < end:
+            for path in left:
+                Group(path).remove()
+            time.sleep(0.02)
 
 
 def find() -> Parent | None:

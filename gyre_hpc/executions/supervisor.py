@@ -17,7 +17,6 @@ import functools
 import resource
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from gyre_hpc.executions.control import Control, Work
 from gyre_hpc.executions.endings import Ending
 from gyre_hpc.executions.programs import Bundled
 from gyre_hpc.executions.relay import local_socket
+from gyre_hpc.executions.scratch import scratch
 from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import Runtime
@@ -224,10 +224,10 @@ async def run(node: str, runtime: Runtime) -> None:
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         socket = await stack.enter_async_context(local_socket(Path(runtime.gateway_socket), runtime.gateway_url))
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyre-harness-"))
+        folder = stack.enter_context(scratch(paths.root, node))
         control = Control(session, runtime.gateway_url, runtime.secret, config.deadlines.start)
-        program = Bundled.build(Path(folder), config.harness)
-        await program.check(Path(folder))
+        program = Bundled.build(folder, config.harness)
+        await program.check(folder)
         supervisor = Supervisor(config, paths, runtime.attempt, node, control, program, socket)
         limits = " ".join(f"{name}={by}" for name, by in sandbox.detect().enforced.items())
         print(f"supervisor {node}: {config.harness.slots_per_node} slots, limits by {limits}, socket {socket}, {swept} swept", flush=True)
@@ -236,6 +236,8 @@ async def run(node: str, runtime: Runtime) -> None:
             asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+        if (boxes := sandbox.detect().cgroup) is not None:
+            boxes.tidy()
     print(f"supervisor {node}: stopped", flush=True)
 
 

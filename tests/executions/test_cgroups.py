@@ -36,3 +36,17 @@ def test_a_group_holds_its_limit_and_goes(tmp_path: Path) -> None:
 def test_a_plain_folder_is_no_cgroup(tmp_path: Path) -> None:
     assert not cgroups._works(cgroups.Parent(tmp_path, "v2"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_that_were_busy_a_moment_ago_go_with_their_maker(tmp_path: Path) -> None:
+    parent, other = cgroups.Parent(tmp_path, "v2"), tmp_path / "gyre-box-1-0"
+    other.mkdir()
+    groups = [parent.create(5) for _ in range(3)]
+    for group in groups:
+        (group.path / "pids.max").unlink()  # the kernel's own files don't hinder an rmdir, a plain folder's do
+    groups[0].path.joinpath("busy").touch()
+    parent.tidy(0.1)
+    assert sorted(tmp_path.iterdir()) == sorted([other, groups[0].path])
+    groups[0].path.joinpath("busy").unlink()
+    parent.tidy(0.1)
+    assert list(tmp_path.iterdir()) == [other]
