@@ -8,6 +8,7 @@ they take turns by a lock in the node's own temporary folder, because flock is n
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -16,7 +17,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from gyre_hpc.errors import GyreError
 
 _TAIL = 1 << 16
 
@@ -31,11 +34,10 @@ class EventLog:
 
     def emit(self, kind: str, **fields: Any) -> int:
         """Write one event durably; returns its `seq`. OSError (a full disk, say) reaches the caller, nothing half-written stays."""
-        with open(self._lock_path, "a+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._turn():
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                end, seq = _whole_end(fd)
+                end, seq = _whole_end(fd, self.path)
                 line = json.dumps({"seq": seq, "t": round(time.time(), 3), "kind": kind, **fields}) + "\n"
                 os.ftruncate(fd, end)
                 try:
@@ -48,16 +50,51 @@ class EventLog:
             finally:
                 os.close(fd)
 
+    def forget(self) -> None:
+        """Remove the node's lock file: what the last writer does when a run rests. A writer that comes by makes a new one."""
+        with self._turn():
+            self._lock_path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock file that has the name now; one that was removed while we waited for it locks out nobody."""
+        while True:
+            with open(self._lock_path, "a+b") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if _has_name(lock, self._lock_path):
+                    yield
+                    return
+
+
+def _has_name(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _parse(path: Path, line: bytes, offset: int) -> dict[str, Any]:
+    """One whole line at byte `offset`. Raises GyreError if it is no event: somebody else wrote there."""
+    try:
+        event = json.loads(line)
+        if isinstance(event, dict) and isinstance(event["seq"], int) and isinstance(event["kind"], str):
+            return event
+    except (ValueError, KeyError):
+        pass
+    raise GyreError(f"{path} is damaged at byte {offset}: a line that is no event", "take that line out, or restore the file from a copy")
+
 
 def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     """All whole events with `seq >= start`, in order. A missing file has none; works while others write."""
     if not path.exists():
         return
+    offset = 0
     with open(path, "rb") as f:
         for line in f:
             if not line.endswith(b"\n"):
                 return
-            event = json.loads(line)
+            event = _parse(path, line, offset)
+            offset += len(line)
             if event["seq"] >= start:
                 yield event
 
@@ -77,8 +114,11 @@ class EventTail:
             f.seek(self._offset)
             data = f.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        found = []
+        for line in whole.splitlines(keepends=True):
+            found.append(_parse(self.path, line, self._offset))
+            self._offset += len(line)
+        return found
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
@@ -87,7 +127,7 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def _whole_end(fd: int) -> tuple[int, int]:
+def _whole_end(fd: int, path: Path) -> tuple[int, int]:
     """Where the last whole line ends, and the next seq."""
     size = os.fstat(fd).st_size
     span = _TAIL
@@ -101,6 +141,6 @@ def _whole_end(fd: int) -> tuple[int, int]:
         else:
             before = tail.rfind(b"\n", 0, last)
             if before >= 0 or start == 0:
-                event = json.loads(tail[before + 1 : last])
+                event = _parse(path, tail[before + 1 : last], start + before + 1)
                 return start + last + 1, int(event["seq"]) + 1
         span *= 4

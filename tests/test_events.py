@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from gyre_hpc.errors import GyreError
 from gyre_hpc.events import EventLog, EventTail, read_events
 
 
@@ -22,6 +24,8 @@ def _write(path: Path, name: str) -> None:
     log = EventLog(path)
     for i in range(40):
         log.emit(name, i=i)
+        if i % 7 == 0:
+            log.forget()  # another writer waits for the file that is removed here
 
 
 def test_several_processes_take_turns(tmp_path: Path) -> None:
@@ -60,3 +64,27 @@ def test_a_tail_reads_what_is_new(tmp_path: Path) -> None:
     log.emit("b")
     log.emit("c")
     assert [e["kind"] for e in tail.read()] == ["b", "c"]
+
+
+def test_a_run_at_rest_leaves_nothing_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = EventLog(tmp_path / "events.jsonl")
+    log.emit("a")
+    log.forget()
+    assert [p.name for p in tmp_path.iterdir()] == ["events.jsonl"]
+    assert log.emit("b") == 1
+
+
+@pytest.mark.parametrize("garbage", [b"garbage\n", b"{}\n", b"[1]\n", b'{"seq": "x", "kind": "a"}\n', b"\xff\xfe\n"])
+def test_what_somebody_else_wrote_is_named_with_its_place(tmp_path: Path, garbage: bytes) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    tail = EventTail(log.path)
+    log.emit("a")
+    size = log.path.stat().st_size
+    with open(log.path, "ab") as f:
+        f.write(garbage)
+    before = log.path.read_bytes()
+    for attempt in (lambda: list(read_events(log.path)), tail.read, lambda: log.emit("b")):
+        with pytest.raises(GyreError, match=rf"events\.jsonl is damaged at byte {size}"):
+            attempt()
+    assert log.path.read_bytes() == before

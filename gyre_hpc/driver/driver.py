@@ -294,6 +294,8 @@ class Attempt:
             log.error("the end could not be written to events.jsonl: %s", full)
         self._show_events()
         shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.events.forget()
         with contextlib.suppress(OSError):  # an earlier attempt that was killed has left its own
             self.folder.parent.rmdir()
 

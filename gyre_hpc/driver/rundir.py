@@ -106,7 +106,9 @@ def _continue(paths: RunPaths, config: Config) -> None:
         if bound:
             shutil.rmtree(paths.tasks, ignore_errors=True)  # made by the old configuration, and not dispatched
         _freeze(config, paths)
-        EventLog(paths.events).emit("config.change", changes={key: list(values) for key, values in changed.items()})
+        events = EventLog(paths.events)
+        events.emit("config.change", changes={key: list(values) for key, values in changed.items()})
+        events.forget()
 
 
 def _untouched(paths: RunPaths) -> bool:
