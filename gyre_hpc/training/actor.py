@@ -239,13 +239,16 @@ def _load(model_dir: Path, config: Config) -> Any:
         raise ConfigError(f"model.path = {model_dir} has no config.json", "give a Hugging Face causal-LM directory, or builtin:quickstart")
     if config.model.dtype == "float16":
         raise ConfigError("model.dtype = float16 can't be trained (its gradients underflow)", "use bfloat16 or float32")
+    from pickle import UnpicklingError
+
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, config.model.dtype), local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError, UnpicklingError) as error:
         raise ConfigError(f"model.path = {model_dir} can't be loaded: {error}", "give a Hugging Face causal-LM directory") from error
     model.requires_grad_(True)
     return model.eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -230,6 +231,11 @@ def test_models_that_cannot_be_trained_are_refused(tmp_path: Path, model_dir: Pa
     with pytest.raises(ConfigError, match="float16"):
         Satellite(model_dir, check({"model": {"dtype": "float16"}}, "test"))
     (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(ConfigError, match="can't be loaded"):
+        Satellite(tmp_path, config)
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])  # a copy that was cut off
     with pytest.raises(ConfigError, match="can't be loaded"):
         Satellite(tmp_path, config)
 
