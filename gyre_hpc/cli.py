@@ -298,7 +298,9 @@ def _load(config: Path, overrides: list[str] | None) -> Config:
     if config.is_dir():
         if not (config / "config.yaml").is_file():
             raise ConfigError(f"{config} is a folder without config.yaml", "give a YAML file, or the directory of a run to continue")
-        config = config / "config.yaml"
+        # the folder that was named is meant, wherever it was when its configuration was frozen: a copy must not run its original
+        loaded = load(config / "config.yaml", overrides or [])
+        return loaded.model_copy(update={"run": loaded.run.model_copy(update={"dir": config})})
     return load(config, overrides or [])
 
 

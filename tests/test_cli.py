@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,6 +107,22 @@ def test_status_reads_files_only_and_speaks_json(gyre: Gyre, tmp_path: Path) -> 
     found = json.loads(gyre("status", str(paths.root), "--json").stdout)
     assert (found["steps"], found["attempt"]) == (20, 1)
     assert len(gyre("status", str(paths.root)).stdout.splitlines()) >= 1
+
+
+@pytest.mark.parametrize("how", ["copied", "moved"])
+def test_a_run_directory_that_was_copied_or_moved_is_the_one_that_runs(gyre: Gyre, tmp_path: Path, how: str) -> None:
+    first, second = tmp_path / "run", tmp_path / "second"
+    prepare(check({"run": {"dir": str(first), "name": "t", "min_free_mb": 10**9}}, "test"))
+    if how == "copied":
+        shutil.copytree(first, second)
+    else:
+        first.rename(second)
+    before = sorted(tmp_path.rglob("*"))
+    done = gyre("run", "second")
+    assert f"{second}: " in done.stderr
+    assert done.returncode == 75
+    assert load(second / "config.yaml").run.dir == second
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [second / "events.jsonl"]
 
 
 def test_a_run_directory_can_be_given_in_place_of_its_configuration(gyre: Gyre, tmp_path: Path) -> None:
