@@ -87,6 +87,8 @@ def _controller(
     channel = Channel(ranks.control)
     client = ControlClient(runtime.gateway_url, runtime.secret)
     controller = Controller(config, paths, runtime.attempt, base, channel, client, tasks, checkpoint)
+    if tasks.left_out:  # a person who looks at the terminal only must hear that a part of the data is not used
+        controller.events.emit("tasks.refused", tasks=len(tasks.left_out), first=tasks.left_out[0], attempt=runtime.attempt)
     return controller.run()
 
 

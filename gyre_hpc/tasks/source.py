@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import shutil
 from collections.abc import Sequence
@@ -27,6 +28,11 @@ CHORES = "builtin:chores"
 class TaskSource(Protocol):
     """An endless row of tasks."""
 
+    @property
+    def left_out(self) -> Sequence[str]:
+        """Why tasks can't be used, one line each."""
+        ...
+
     def task(self, index: int) -> Task:
         """The task of group `index`. Raises GyreError."""
         ...
@@ -44,6 +50,7 @@ class ChoresSource:
         if wrong:
             raise ConfigError(f"tasks.difficulty has {wrong[0]}", f"grades of {CHORES} go from 1 to {MAX_DIFFICULTY}")
         self.seed, self.difficulty, self.directory = seed, tuple(difficulty), directory
+        self.left_out: Sequence[str] = ()
 
     def task(self, index: int) -> Task:
         grade = random.Random(f"grade {self.seed} {index}").choice(self.difficulty)
@@ -58,29 +65,31 @@ class ChoresSource:
 class FolderSource:
     """Tasks in Harbor format, one folder each below `path`: all of them in a shuffled order, then again in another one.
 
-    Those that the gate refuses are left out and named in the log. Verdicts are kept in `verdicts`, by folder and time of change.
+    Those that the gate refuses are left out: `left_out` and the log say why. Verdicts are kept in `verdicts`, by folder and time of change,
+    each as soon as it is there: a folder whose gating takes longer than the cells wait for goes on where it was.
     """
 
     def __init__(self, path: Path, seed: int, verdicts: Path, score: gate.Scorer, solve: gate.Solver) -> None:
         if not path.is_dir():
             raise ConfigError(f"tasks.source = {path} is no folder", f"give a folder of tasks in Harbor format, or {CHORES}")
-        found = sorted(entry.parent for entry in path.glob("*/task.toml"))
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         known: dict[str, str] = json.loads(verdicts.read_text()) if verdicts.exists() else {}
         self.seed = seed
         self.tasks: list[Task] = []
+        self.left_out: list[str] = []
         self._order: tuple[int, list[int]] = (-1, [])
-        for folder in found:
+        for folder in folders:
             key = f"{folder} {_changed(folder)}"
             if key not in known:
                 known[key] = _refusal(folder, score, solve)
+                _replace(verdicts, json.dumps(known, indent=1))
             if known[key]:
                 logger.warning("task left out: %s", known[key])
+                self.left_out.append(known[key])
             else:
                 self.tasks.append(harbor.load(folder))
-        verdicts.parent.mkdir(parents=True, exist_ok=True)
-        verdicts.write_text(json.dumps(known, indent=1))
         if not self.tasks:
-            last = next(reversed(known.values()), "no folder with a task.toml in it")
+            last = next(reversed(self.left_out), "no folder in it")
             raise ConfigError(f"tasks.source = {path} has no usable task: {last}", "give a folder of tasks in Harbor format")
 
     def task(self, index: int) -> Task:
@@ -107,6 +116,14 @@ def task_source(config: Config, paths: RunPaths) -> TaskSource:
     return FolderSource(
         Path(tasks.source), tasks.seed, paths.tasks / "gate.json", lambda task, workspace: grade(task, workspace, config), gate.solve_in_box
     )
+
+
+def _replace(path: Path, text: str) -> None:
+    """A kill in the middle leaves the old text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def _refusal(folder: Path, score: gate.Scorer, solve: gate.Solver) -> str:

@@ -73,6 +73,29 @@ def test_folder_leaves_out_what_the_gate_refuses_and_remembers(tmp_path: Path, c
     assert [again.task(index).name for index in range(6)] == names
 
 
+def test_gating_that_is_interrupted_goes_on_where_it_was_and_a_folder_without_task_is_named(tmp_path: Path) -> None:
+    suite, kept = folder_of(tmp_path), tmp_path / "kept" / "gate.json"
+    (suite / "data").mkdir()
+    (suite / "README.md").touch()
+    (suite / ".git").mkdir()
+    pretended = PretendedGate(set())
+
+    def killed(task: Task, workspace: Path) -> None:
+        if task.name == "chore-0-000002":
+            raise KeyboardInterrupt
+        pretended.solve(task, workspace)
+
+    with pytest.raises(KeyboardInterrupt):
+        FolderSource(suite, 0, kept, pretended.score, killed)
+    assert pretended.scored == 2 * 2 + 1
+    source = FolderSource(suite, 0, kept, pretended.score, pretended.solve)
+    assert pretended.scored == 2 * 4 + 1
+    assert len(source.tasks) == 4
+    broken, data = source.left_out
+    assert "broken: task.toml is not TOML" in broken
+    assert "data: task.toml is missing" in data
+
+
 def test_folder_is_gated_again_after_a_change(tmp_path: Path) -> None:
     suite, kept = folder_of(tmp_path), tmp_path / "gate.json"
     pretended = PretendedGate(set())
@@ -86,7 +109,7 @@ def test_folder_is_gated_again_after_a_change(tmp_path: Path) -> None:
 def test_folder_without_tasks(tmp_path: Path) -> None:
     pretended = PretendedGate(set())
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"has no usable task: no folder with a task\.toml"):
+    with pytest.raises(ConfigError, match=r"has no usable task: no folder in it"):
         FolderSource(tmp_path / "empty", 0, tmp_path / "gate.json", pretended.score, pretended.solve)
     with pytest.raises(ConfigError, match="is no folder"):
         FolderSource(tmp_path / "none", 0, tmp_path / "gate.json", pretended.score, pretended.solve)
