@@ -17,7 +17,7 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
-from gyre_hpc.gateway import anthropic, chat
+from gyre_hpc.gateway import anthropic, chat, responses
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream
 from gyre_hpc.gateway.dialect import Answer, Dialect, parse_body
 from gyre_hpc.gateway.recorder import Recorder
@@ -25,7 +25,7 @@ from gyre_hpc.gateway.recorder import Recorder
 log = logging.getLogger(__name__)
 MAX_BODY = 256 << 20
 PING_SECONDS = 5.0
-DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(), chat.ChatCompletions())
+DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(), chat.ChatCompletions(), responses.Responses())
 """The first one words the errors of all other paths."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from trees.records import Fate, Role
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
 BASH: Any = {"type": "function", "function": {"name": "bash", "description": "run", "parameters": PARAMETERS}}
 CHAT = "/v1/chat/completions"
-LAST = {CHAT: b"data: [DONE]"}
+RESPONSES = "/v1/responses"
+LAST = {CHAT: b"data: [DONE]", RESPONSES: b"event: response.completed"}
 """Path -> what only a whole stream ends with."""
+PINGS = re.compile(rb"(?:: ping|event: response\.in_progress\n[^\n]*)\n\n")
 PATHS = list(LAST)
 
 
@@ -51,7 +54,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def body(path: str, text: str = "go", **fields: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
+    return {"model": "m", **({"messages": [{"role": "user", "content": text}]} if path == CHAT else {"input": text}), **fields}
 
 
 def differences(made: Bench) -> list[str]:
@@ -155,6 +158,84 @@ async def test_chat_sub_agents_by_header(made: Bench, sdk: openai.AsyncOpenAI) -
     assert differences(made) == ["clean", "sub-agent"]
 
 
+# -- the SDK: Responses -------------------------------------------------------------------------------------------------------------
+FUNCTION: Any = {"type": "function", "name": "bash", "description": "run", "parameters": PARAMETERS, "strict": False}
+PATCH: Any = {"type": "custom", "name": "patch", "description": "a patch"}
+SPACE: Any = {"type": "namespace", "name": "crm", "description": "c", "tools": [{**FUNCTION, "name": "find"}]}
+
+
+async def test_responses_streaming_over_several_turns(made: Bench, sdk: openai.AsyncOpenAI) -> None:
+    made.engine.replies += [
+        "<think>hm</think>Look.\n" + tool_call("bash", command="ls", n=1.0) + tool_call("crm.find", command="x") + "\nso",
+        tool_call("patch", input="*** é") + tool_call("patch", other=1),
+        "All done.",
+    ]
+    items: list[Any] = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "D"}]},
+        {"role": "user", "content": "go"},
+    ]
+    options: Any = {"model": "m", "instructions": "S", "tools": [FUNCTION, PATCH, SPACE]}
+    async with sdk.responses.stream(input=items, **options) as stream:
+        numbers = [event.sequence_number async for event in stream]
+        first = await stream.get_final_response()
+    assert sorted(set(numbers)) == list(range(numbers[-1] + 1))  # a ping repeats the last one
+    assert numbers == sorted(numbers)
+    kinds = ["reasoning", "message", "function_call", "function_call", "message"]
+    assert [item.type for item in first.output] == kinds
+    assert first.usage is not None
+    assert (first.usage.input_tokens, first.usage.output_tokens) == (len(made.engine.seen[0].prompt), len(made.engine.said[0]))
+    ls, find = (item for item in first.output if item.type == "function_call")
+    assert (ls.name, ls.namespace, json.loads(ls.arguments)) == ("bash", None, {"command": "ls", "n": 1})
+    assert (find.name, find.namespace) == ("find", "crm")
+    echo = [item.model_dump() for item in first.output]
+    echo[2]["arguments"] = '{ "n": 1,\n"command": "ls" }'
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "a"} for call in (ls, find)]
+    second = await sdk.responses.create(input=[*items, *echo, *results], **options)
+    assert [(item.type, item.input) for item in second.output if item.type == "custom_tool_call"] == [
+        ("custom_tool_call", "*** é"),
+        ("custom_tool_call", '{"other":1}'),
+    ]
+    # a client that stores neither thoughts nor ids nor states
+    bare = [{key: value for key, value in item.items() if key not in ("id", "status")} for item in echo if item["type"] != "reasoning"]
+    calls = [{"type": "custom_tool_call", "call_id": item.call_id, "name": item.name, "input": item.input} for item in second.output]  # type: ignore[union-attr]
+    outputs = [
+        {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": [{"type": "input_text", "text": "b"}]} for call in calls
+    ]
+    third = await sdk.responses.create(input=[*items, *bare, *results, *calls, *outputs], **options)
+    assert third.output_text == "All done."
+    assert differences(made) == ["clean"] * 3
+    assert len(made.tree().leaves) == 1
+    assert made.engine.seen[2].prompt[: len(made.engine.seen[1].prompt)] == made.engine.seen[1].prompt
+
+
+async def test_responses_sync_sdk(made: Bench, url: str) -> None:
+    made.engine.replies += ["hello é", "hello é", "hello é"]
+
+    def ask() -> tuple[list[Any], Any, list[Any]]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="s1", max_retries=0) as client:
+            streamed = list(client.responses.create(model="m", input="go", stream=True))
+            whole = client.responses.create(model="m", input="go", max_output_tokens=3)
+            cut = list(client.responses.create(model="m", input="go", max_output_tokens=3, stream=True))
+            return streamed, whole, cut
+
+    streamed, whole, cut = await asyncio.to_thread(ask)
+    assert streamed[-1].response.output_text == "hello é"
+    assert (whole.status, whole.incomplete_details.reason, whole.output_text) == ("incomplete", "max_output_tokens", "hel")
+    assert cut[-1].type == "response.incomplete"
+    assert len(made.tree(1).calls) == 3
+
+
+async def test_responses_errors(sdk: openai.AsyncOpenAI, url: str) -> None:
+    image: Any = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,"}]}
+    with pytest.raises(openai.BadRequestError, match="input_image parts in a user message are not supported"):
+        await sdk.responses.create(model="m", input=[image])
+    with pytest.raises(openai.BadRequestError, match="send the whole conversation as `input`"):
+        await sdk.responses.create(model="m", input="go", previous_response_id="resp_0")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is") as caught:
+        await sdk.responses.create(**body(RESPONSES, "x" * 5000, stream=True))
+    assert caught.value.code == "context_length_exceeded"
+
+
 # -- either dialect -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", PATHS)
 async def test_headers_come_at_once_and_pings_while_it_waits(path: str, made: Bench, url: str, http: aiohttp.ClientSession) -> None:
@@ -164,7 +245,7 @@ async def test_headers_come_at_once_and_pings_while_it_waits(path: str, made: Be
         assert not made.engine.gate.is_set()
         assert answer.content_type == "text/event-stream"
         raw = await answer.read()
-    assert raw.count(b": ping\n\n") >= 3
+    assert len(PINGS.findall(raw)) >= 3
     assert raw.strip().split(b"\n\n")[-1].startswith(LAST[path])
 
 
@@ -227,7 +308,7 @@ async def test_retries_are_coalesced_and_replayed_byte_for_byte(path: str, made:
 
     async def post() -> bytes:
         async with http.post(f"{url}/x/s0{path}", json=body(path, stream=True)) as answer:
-            return (await answer.read()).replace(b": ping\n\n", b"")
+            return PINGS.sub(b"", await answer.read())
 
     both = [asyncio.create_task(post()) for _ in range(2)]
     await asyncio.sleep(0.2)
@@ -252,7 +333,7 @@ async def test_nothing_but_text_is_seen_before_it_is_durable(path: str, made: Be
     made.recorder.committer.commit = slow  # type: ignore[method-assign]
     received = b""
     async with http.post(f"{url}/x/s0{path}", json=body(path, stream=True)) as answer:
-        while received.count(b": ping\n\n") < 2:
+        while len(PINGS.findall(received)) < 3:
             received += await answer.content.readany()
         assert b"Loo" in received
         assert b"bash" not in received
