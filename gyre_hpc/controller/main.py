@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 from gyre_hpc import checkpoint as checkpoints
 from gyre_hpc.config import Config, load
-from gyre_hpc.errors import ExitCode
+from gyre_hpc.errors import ExitCode, GyreError
+from gyre_hpc.events import read_events
 from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
@@ -108,9 +109,22 @@ def _cell(
 
 
 def _checkpoint(config: Config, paths: RunPaths, base: Path) -> Checkpoint | None:
-    """The newest usable checkpoint; refuses early what can't be continued with this model and this shape of the core."""
+    """The newest usable checkpoint; refuses early what can't be continued with this model and this shape of the core.
+
+    None only if there never was one: a run whose checkpoints are all gone or damaged must not begin anew in silence.
+    """
     deepspeed_settings(config)
     checkpoint = checkpoints.latest(paths)
+    told = max((int(event["step"]) for event in read_events(paths.events) if event["kind"] == "checkpoint"), default=0)
+    if checkpoint is None and told:
+        raise GyreError(
+            f"{paths.checkpoints} has no usable checkpoint, but events.jsonl tells of step {told}",
+            "restore one from a copy (mpi.log names what is damaged), or set run.dir to a new folder",
+        )
+    if checkpoint is not None and checkpoint.step < told:
+        logger.warning(
+            "the newest usable checkpoint is of step %d, there was one of step %d: the steps between are done again", checkpoint.step, told
+        )
     if checkpoint is not None:
         core_ranks = config.cells.nodes_per_cell * config.cells.ranks_per_node
         checkpoint.require(checkpoints.model_fingerprint(base), core_ranks)

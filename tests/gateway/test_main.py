@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 
 from gyre_hpc.config import check, dump
+from gyre_hpc.events import EventLog
 from gyre_hpc.failure import first_failure
 from gyre_hpc.gateway.main import main, socket_folder
 from gyre_hpc.gateway.template import TurnRenderer
@@ -246,6 +247,16 @@ def test_what_can_not_start_says_so_in_one_line(
     failure = first_failure(RunPaths(root).runtime(1))
     assert failure is not None
     assert failure.exit_code == code
+
+
+def test_trees_that_were_taken_away_stop_the_run_in_place_of_ids_that_are_given_twice(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for execution in (3, 4):
+        EventLog(root / "events.jsonl").emit("execution.end", execution=execution)
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    assert main(["--run-dir", str(root), "--attempt", "1"]) == 1
+    assert "trees lacks 2 executions that events.jsonl tells of, the first is 3; restore" in capsys.readouterr().err
 
 
 def test_socket_folder_removes_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
