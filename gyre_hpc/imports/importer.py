@@ -59,10 +59,10 @@ def import_traces(file: Path, out: Path) -> Imported:
         shutil.rmtree(partial)
     try:
         counts = _fill(partial, file, first.block_size, chain([first], sessions))
-    except StoreError as error:
-        raise GyreError(error.what, error.remedy) from error
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, StoreError):
+            raise GyreError(error.what, error.remedy) from error
         raise
     partial.rename(out)
     sync_directory(out.parent)

@@ -52,7 +52,9 @@ def statistics(folder: Path) -> dict[str, Any]:
 
 
 def export(folder: Path, file: Path) -> dict[str, Any]:
-    """Write every execution as a line of JSON (trees/export.py) into `file`, whole or not at all. OSError: the disk."""
+    """Write every execution as a line of JSON (trees/export.py) into `file`, whole or not at all. ConfigError: no place for a file."""
+    if not file.parent.is_dir() or file.is_dir():
+        raise ConfigError(f"{file} can't be written", "give a file in a folder that exists")
     partial = beside(file, ".partial")
     count = 0
     try:

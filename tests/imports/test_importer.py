@@ -50,7 +50,7 @@ def trie(prompts: list[list[int]]) -> int:
     return len({tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)})
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(sessions(), min_size=1, max_size=3), st.booleans())
 def test_a_store_is_what_the_traces_say(rows: list[Row], seal_each: bool) -> None:
     rows = [{**row, "id": f"s{i}"} for i, row in enumerate(rows)]

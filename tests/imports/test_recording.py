@@ -23,7 +23,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreWriter]:
         yield writer
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(sessions())
 def test_every_session_is_a_trie(writer: StoreWriter, row: Row) -> None:
     with tempfile.TemporaryDirectory() as folder:
