@@ -5,7 +5,7 @@ usage when `stream_options.include_usage` asks for it, and [DONE]; tool calls ha
 message. Unknown fields are accepted; what would change the answer and can't be done (stop, n > 1, logprobs, audio) is refused with 400.
 Sampling parameters and response_format are not obeyed: the run's configuration rules. Rules of the canonical form, beside those of
 openai.py, each with its test in tests/gateway/test_chat.py:
-1. A message has one text: texts before and after a tool call are joined by a line break, in what is delivered and in what comes back.
+1. A message has one text: texts apart (before and after a tool call) are joined by a line break, as delivered and as it comes back.
 2. Every `tool` message is a turn of its own with one result; `reasoning_content` (or `reasoning`) is a thought, which is not compared.
 """
 
@@ -147,9 +147,9 @@ class ChatAnswer:
             text = "\n" + piece.text if self._said and self._apart else piece.text
             self._said, self._apart = True, False
             return [{"content": text}]
+        self._apart = True
         if isinstance(piece, ThinkingPiece):
             return [{"reasoning_content": piece.text}]
-        self._apart = True
         index, self._tools = self._tools, self._tools + 1
         named = {"index": index, "id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
         return [{"tool_calls": [named]}, {"tool_calls": [{"index": index, "function": {"arguments": orjson.dumps(piece.input).decode()}}]}]
