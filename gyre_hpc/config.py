@@ -230,6 +230,18 @@ class Config(_Section):
         return self.run.dir if self.run.dir is not None else Path("runs") / self.run.name
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one section: YAML's own last word would drop the first one, a whole section maybe, in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands there twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
+
+
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply `a.b.c=value` overrides, check everything. Raises ConfigError.
 
@@ -252,8 +264,10 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"config {path}: {error.strerror}", "give the path of a YAML file, for example configs/quickstart.yaml") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"config {path} is not UTF-8 text", "give the path of a YAML file, for example configs/quickstart.yaml") from None
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"config {path} is not YAML: {error}", "mend the line that is named") from None
     if tree is None:

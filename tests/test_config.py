@@ -64,6 +64,8 @@ def test_a_file_may_extend_another(tmp_path: Path) -> None:
         ("extends: c.yaml", [], ["extends itself"]),
         ("extends: 3", [], ["extends = 3"]),
         ("rollout: {engine: vllm, top_p: 0.9}", [], ["rollout.top_p = 0.9", "rollout.engine = vllm"]),
+        ("run: {steps: 3}\nmodel: {window: 600}\nrun: {seed: 1}", [], ["not YAML", "'run' stands there twice", "line 3"]),
+        ("run: {steps: 3, steps: 4}", [], ["'steps' stands there twice"]),
         ("training: {betas: [2, 3]}", [], ["training.betas.0 = 2", "less than 1"]),
         ("harness: {binds: [/usr, lib]}", [], ["harness.binds has 'lib'", "absolute"]),
         ("training: {clip_low: 1.1}", [], ["training.clip_low = 1.1", "must contain 1"]),
@@ -97,3 +99,14 @@ def test_valid_keys_are_dotted_and_complete() -> None:
     keys = set(valid_keys())
     assert {"run.steps", "training.lr", "sweep.grid"} <= keys
     assert "run" not in keys
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load(tmp_path / "c.yaml")
+
+
+def test_merge_keys_may_be_overlaid(tmp_path: Path) -> None:
+    text = "run: &r {steps: 3, name: a}\nsweep: {grid: {x: [&d {a: 1}, {<<: *d, a: 2}]}}"
+    assert load(write(tmp_path, text)).sweep.grid["x"] == [{"a": 1}, {"a": 2}]
