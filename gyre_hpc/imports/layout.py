@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gyre_hpc.imports.traces import Request, Session
 
@@ -50,7 +51,7 @@ class Layout:
         self._inside: dict[int, list[int]] = {}
         """Positions (tokens from the root) within a run, at which prompts end."""
         self._lowest: dict[int, int] = {}
-        """The shortest prompt that ends behind each block (and, if it has a tail, in a run after it)."""
+        """Of the prompts settled so far whose last whole block is this run: the length of the shortest, in tokens."""
         blocks = _Blocks(self, session.block_size)
         self._settle(session.requests, [blocks.add(i, request) for i, request in enumerate(session.requests)])
         for run, children in enumerate(self._children):
@@ -96,7 +97,10 @@ class Layout:
         return -1, 0
 
     def _unbroken(self, run: int, start: int, end: int) -> bool:
-        """Whether one path and nothing else leads from `start`, in or before `run`, to `end`."""
+        """Whether one path and nothing else leads from `start`, in or before `run`, to `end`.
+
+        Every prompt that ends beyond `start` is settled already, so what is seen here is final.
+        """
         while not any(start < position < end for position in self._inside.get(run, ())):
             if end <= self.ends[run]:
                 return True
@@ -106,7 +110,7 @@ class Layout:
         return False
 
     def _place(self, block: int, position: int, members: list[int], child: int) -> Place:
-        """The end of a prompt: the block's end, or in the run on which an answer came back, or in a tail of its own."""
+        """The end of a prompt: the block's end, or in the run on which an answer came back (`child`), or in a tail of its own."""
         rest = position - self.ends[block]
         if rest == 0:
             return block, self.length(block)
@@ -169,7 +173,8 @@ class _Blocks:
         self._layout = layout
         self._size = size
         self._runs: dict[tuple[int, int], int] = {}
-        self._last: tuple[np.ndarray, list[int]] = (np.zeros(0, np.int64), [])
+        self._last: tuple[NDArray[np.int64], list[int]] = (np.zeros(0, np.int64), [])
+        """The prompt before, and the runs of its blocks."""
 
     def add(self, number: int, request: Request) -> int:
         """The run of the prompt's last block (0: it has none)."""

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -108,11 +107,8 @@ class Recording:
             return "side-query"
         if 2 * request.prompt < requests[last].prompt:
             return "compaction"
-        return "drift" if _begins(request.blocks.tolist(), requests[last].blocks.tolist()) else "edit"
-
-
-def _begins(blocks: Sequence[int], with_: Sequence[int]) -> bool:
-    return list(blocks[: len(with_)]) == list(with_)
+        before = requests[last].blocks
+        return "drift" if np.array_equal(request.blocks[: len(before)], before) else "edit"
 
 
 def _digest(request: Request) -> bytes:
