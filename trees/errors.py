@@ -10,3 +10,7 @@ class StoreError(Exception):
         self.what = what
         self.remedy = remedy
         super().__init__(f"{what}; {remedy}")
+
+
+class Damaged(StoreError):
+    """Acknowledged data were changed or removed by somebody else: no further try helps, only a copy of the file."""

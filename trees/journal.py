@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trees.errors import StoreError
+from trees.errors import Damaged, StoreError
 from trees.files import LOCK, write_all, write_durably
 
 _HEAD = struct.Struct("<4sIQI")
@@ -156,7 +156,7 @@ class JournalWriter:
         yield from scan.frames()
         later = damage_after(self._fd, scan.offset, scan.seq)
         if later is not None:
-            raise StoreError(
+            raise Damaged(
                 f"{self.path} is damaged at byte {scan.offset}: a good frame follows at byte {later}",
                 "restore this file from a copy; nothing was changed",
             )

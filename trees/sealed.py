@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trees.codec import SCHEMA
-from trees.errors import StoreError
+from trees.errors import Damaged, StoreError
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
 from trees.segment import OPEN, TABLES, segment_name
 from trees.tree import Call, Columns, Tree, TreeNode, build
@@ -45,7 +45,7 @@ class Segment:
         try:
             return h5py.File(self.path, "r", locking=False)
         except OSError as error:
-            raise StoreError(f"{self.path} can't be opened ({error})", "restore this file from a copy") from error
+            raise Damaged(f"{self.path} can't be opened ({error})", "restore this file from a copy") from error
 
     @cached_property
     def node_table(self) -> dict[str, NDArray[Any]]:
@@ -73,9 +73,7 @@ class Segment:
 
     def _need(self, table: str, rows: int) -> None:
         if rows != self.rows[table]:
-            raise StoreError(
-                f"{self.path}: {rows} rows of {table} where {self.rows[table]} were committed", "restore this file from a copy"
-            )
+            raise Damaged(f"{self.path}: {rows} rows of {table} where {self.rows[table]} were committed", "restore this file from a copy")
 
     def forget(self) -> None:
         """Free the cached tables."""

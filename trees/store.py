@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trees.codec import Header, decode, encode, payloads
-from trees.errors import StoreError
+from trees.errors import Damaged, StoreError
 from trees.files import LOCK, TEMPORARY, WriterLock, sync_directory
 from trees.forest import Contents, Forest
 from trees.journal import FRAME_LIMIT, JOURNAL, JournalWriter, journal_name, newest_journal
@@ -325,7 +325,7 @@ class StoreWriter:
         self._journal, replay = JournalWriter.recover(self.directory / journal_name(newest))
         first = next(replay, None)
         if first is None:
-            raise StoreError(f"{self._journal.path} has no header", "restore this file from a copy")
+            raise Damaged(f"{self._journal.path} has no header", "restore this file from a copy")
         header = Header.decode(first)
         self._segments = counted_segments(self.directory, header.segments)
         for segment in self._segments:

@@ -41,7 +41,7 @@ from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, Address, write_address
-from trees.errors import StoreError
+from trees.errors import Damaged, StoreError
 from trees.store import StoreReader, StoreWriter
 
 log = logging.getLogger(__name__)
@@ -161,8 +161,10 @@ def settings_of(config: Config) -> RecorderSettings:
     return RecorderSettings(config.run.seed, window, sampling.temperature, sampling.top_p, sampling.top_k, config.gateway.max_calls)
 
 
-def stopped_by(error: Exception) -> Resumable:
-    """What the user hears of a store or an event log that failed."""
+def stopped_by(error: Exception) -> GyreError:
+    """What the user hears of a store or an event log that failed. Resumable, but for damage: that stays until the file is restored."""
+    if isinstance(error, Damaged):
+        return GyreError(error.what, error.remedy)
     if isinstance(error, StoreError):
         return Resumable(error.what, error.remedy)
     if isinstance(error, OSError):

@@ -27,7 +27,7 @@ from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, Address, read_address
 from tests.gateway.fakes import tool_call
 from trees.records import Fate
-from trees.store import StoreReader
+from trees.store import StoreReader, StoreWriter
 
 SECRET = "run-secret"
 
@@ -257,6 +257,18 @@ def test_trees_that_were_taken_away_stop_the_run_in_place_of_ids_that_are_given_
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     assert main(["--run-dir", str(root), "--attempt", "1"]) == 1
     assert "trees lacks 2 executions that events.jsonl tells of, the first is 3; restore" in capsys.readouterr().err
+
+
+def test_a_damaged_journal_is_no_reason_to_try_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StoreWriter(root / "trees"):
+        pass
+    (journal,) = (root / "trees").glob("journal-*")
+    journal.write_bytes(b"x" * 100)
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    assert main(["--run-dir", str(root), "--attempt", "1"]) == 1
+    assert "has no header; restore this file from a copy" in capsys.readouterr().err
 
 
 def test_socket_folder_removes_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
