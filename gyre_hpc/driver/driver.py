@@ -123,6 +123,7 @@ class Attempt:
     def run(self) -> ExitCode:
         """Start, watch, stop. Every way out leads through the stop."""
         self.logs.mkdir(parents=True)
+        shutil.rmtree(self.folder.parent, ignore_errors=True)  # what attempts left whose driver was killed: secrets, marks
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o700)
         begun = time.monotonic()
@@ -296,7 +297,7 @@ class Attempt:
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.events.forget()
-        with contextlib.suppress(OSError):  # an earlier attempt that was killed has left its own
+        with contextlib.suppress(OSError):
             self.folder.parent.rmdir()
 
     @contextlib.contextmanager

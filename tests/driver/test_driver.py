@@ -137,6 +137,7 @@ def test_kill_9_of_the_driver_leaves_nothing_and_its_lock_is_taken_over(run: Run
     assert left_behind(run) == []
     assert run.lock.exists()
     assert drive(run.root, programs=programs(steps=background.steps())) == ExitCode.DONE
+    assert not run.runtime(1).parent.exists(), "secrets and marks of the killed driver's attempt"
 
 
 def test_a_process_that_says_why_it_dies_is_quoted(run: RunPaths) -> None:
