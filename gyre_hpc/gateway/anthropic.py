@@ -48,6 +48,8 @@ def conversation_of(body: Mapping[str, Any]) -> Conversation:
         raise BadRequest("messages: at least one message is required")
     if not all(isinstance(message, dict) and message.get("role") in ("user", "assistant", "system") for message in messages):
         raise BadRequest("messages: each one needs a role (user, assistant or system)")
+    if not isinstance(body.get("system"), str | list | None):
+        raise BadRequest("system: a string or a list of blocks")
     tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRequest("tools: a list of objects")

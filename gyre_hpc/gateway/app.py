@@ -167,6 +167,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except BadRequest as error:
         status, text, cause = 400, str(error), error
+    except RecursionError as error:
+        status, text, cause = 400, "the body is nested too deeply", error
     except CallFailed as error:
         status, text, cause = 500, str(error), error
     except web.HTTPException as error:

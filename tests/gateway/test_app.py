@@ -203,3 +203,19 @@ async def test_a_gateway_that_stops_breaks_its_calls_visibly(made: Bench, url: s
     await made.recorder.finish(0)
     received = await until_broken(answer)
     assert b"message_stop" not in received
+
+
+@pytest.mark.parametrize("broken", ["system", "depth"])
+async def test_garbage_of_the_right_shape_is_the_senders_fault(url: str, http: aiohttp.ClientSession, broken: str) -> None:
+    deep: Any = 1
+    for _ in range(400):
+        deep = {"a": [deep]}
+    block = {"type": "tool_use", "id": "t", "name": "bash", "input": deep}
+    asked = (
+        body(system=5)
+        if broken == "system"
+        else body(messages=[{"role": "assistant", "content": [block]}, {"role": "user", "content": "x"}])
+    )
+    async with http.post(f"{url}/x/s0/v1/messages", json=asked) as answer:
+        assert answer.status == 400, await answer.text()
+        assert (await answer.json())["error"]["type"] == "invalid_request_error"
