@@ -38,6 +38,7 @@ from gyre_hpc.driver.signals import TIME_UP, Signals
 from gyre_hpc.driver.waiting import wait_for
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.events import EventLog, EventTail, read_events
+from gyre_hpc.failure import first_failure
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, VARIABLE, Runtime, read_address
 
@@ -49,6 +50,9 @@ POLL = 0.1
 DISK_POLL = 5.0
 SETTLE = 1.0
 """Seconds between a child's end and the verdict: a signal meant for all, or the failure file of the true culprit, may be under way."""
+SAID = 5.0
+"""Seconds after which a failure that a process wrote down ends the attempt though no child has died: mpiexec does not notice a rank that
+ends before MPI_Init, where the others then wait for it for ever."""
 MODEL_DEADLINE = 1800.0
 
 log = logging.getLogger("gyre.driver")
@@ -118,6 +122,8 @@ class Attempt:
         self._tail.read()
         self._show = printer(say) if watcher is None else None
         self._disk_at = 0.0
+        self._said_at: float | None = None
+        self._look_at = 0.0
         self._renew_at = time.monotonic() + RENEW
 
     def run(self) -> ExitCode:
@@ -230,6 +236,7 @@ class Attempt:
         """Whether the run is finished. Raises the failure when a child ended otherwise."""
         dead = next((child for child in self.children if child.process.poll() is not None), None)
         if dead is None:
+            self._check_said()
             return False
         if dead.name == MPI_STEP and dead.process.returncode == 0:
             return True
@@ -239,6 +246,21 @@ class Attempt:
             self._check_asked()
             time.sleep(POLL)
         raise verdict(dead, self.folder)
+
+    def _check_said(self) -> None:
+        """Raises a failure that a process wrote down a while ago without taking its step along."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + 1.0
+        failure = first_failure(self.folder)
+        if failure is None:
+            return
+        if self._said_at is None:
+            self._said_at = now
+            log.info("%s says that it ends: %s", failure.who, failure.what)
+        elif now - self._said_at >= SAID:
+            raise failure.error()
 
     def _upkeep(self) -> None:
         """What must go on in every wait: show progress, keep the lock, look at the disk, the clock and the signals."""

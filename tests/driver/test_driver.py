@@ -140,6 +140,21 @@ def test_kill_9_of_the_driver_leaves_nothing_and_its_lock_is_taken_over(run: Run
     assert not run.runtime(1).parent.exists(), "secrets and marks of the killed driver's attempt"
 
 
+def test_a_rank_that_ends_before_mpi_is_up_does_not_leave_the_others_waiting(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait in MPI_Init then, and mpiexec with them."""
+    monkeypatch.setattr(module, "SAID", 1.0)
+    code = (
+        "import os, sys, time; from pathlib import Path; from gyre_hpc.failure import *; from gyre_hpc.errors import *;"
+        "os.environ['PMI_RANK'] == '0' or time.sleep(1000);"
+        f"record_failure(Path(os.environ['{MARK}']), as_failure('controller', ConfigError('no such tasks', 'name others'))); os._exit(0)"
+    )
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match="controller: no such tasks; name others"):
+        drive(run.root, programs=programs(mpi=[sys.executable, "-c", code]))
+    assert time.monotonic() - begun < 20
+    assert left_behind(run) == []
+
+
 def test_a_process_that_says_why_it_dies_is_quoted(run: RunPaths) -> None:
     code = (
         "import os; from pathlib import Path; from gyre_hpc.failure import *; from gyre_hpc.errors import *;"
