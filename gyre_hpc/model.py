@@ -23,7 +23,15 @@ def model_directory(config: Config, progress: Callable[[str], None] = lambda lin
     if not path.is_dir():
         raise ConfigError(f"model.path = {name} does not exist", f"give a Hugging Face causal-LM directory, or {BUILTIN_MODEL}")
     try:
-        json.loads((path / "config.json").read_text())
+        described = json.loads((path / "config.json").read_text())
     except (OSError, ValueError):
-        raise ConfigError(f"model.path = {name} has no readable config.json", "give a Hugging Face causal-LM directory") from None
+        described = None
+    if not isinstance(described, dict):
+        raise ConfigError(f"model.path = {name} has no readable config.json", "give a Hugging Face causal-LM directory")
+    longest = described.get("max_position_embeddings")
+    if isinstance(longest, int) and config.model.window > longest:
+        raise ConfigError(
+            f"model.window = {config.model.window} is more than the model was made for",
+            f"{name} has max_position_embeddings = {longest}: lower model.window, or take a model with a longer context",
+        )
     return path
