@@ -31,7 +31,7 @@ def test_the_quickstart_learns_while_cells_swap_under_live_agents(tmp_path: Path
     scores = [event["score_mean"] for event in job.events("step.end")]
     first, last = sum(scores[:3]) / 3, sum(scores[-5:]) / 5
     assert len(scores) >= 20
-    assert first <= 0.3 + 0.05, "the warm-up leaves something to learn (three steps of 96 executions are a noisy measure of 0.3)"
+    assert first <= 0.3, "the warm-up leaves something to learn"
     assert last >= 0.5
     assert last - first >= 0.3
     assert sum(event["live"] > 0 for event in job.events("transfer")) >= 10
