@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from gyre_hpc.errors import ConfigError
 
@@ -22,10 +23,23 @@ Seconds = Annotated[float, Field(gt=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 BUILTIN_MODEL = "builtin:quickstart"
+_WANTED: Mapping[Any, str] = {int: "a whole number", float: "a number", str: "a text"}
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`run.steps=true` is a mistake, not one step: python counts a bool among its ints."""
+        if isinstance(value, bool):
+            annotation: Any = cls.model_fields[info.field_name or ""].annotation
+            members = [get_args(part)[0] if get_origin(part) is Annotated else part for part in get_args(annotation) or (annotation,)]
+            wanted = next((_WANTED[member] for member in members if member in _WANTED), None)
+            if wanted is not None:
+                raise PydanticCustomError("bool_as_number", "{wanted} is wanted here, not true or false", {"wanted": wanted})
+        return value
 
 
 class RunSection(_Section):

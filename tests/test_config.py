@@ -83,6 +83,14 @@ def test_a_mistake_is_one_line_with_the_remedy(tmp_path: Path, text: str, overri
         assert part in line, line
 
 
+@pytest.mark.parametrize(
+    "override", ["run.steps=true", "training.lr=true", "gateway.port=false", "schedule.staleness_bound=true", "run.name=true"]
+)
+def test_true_is_no_number(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="not true or false"):
+        load(write(tmp_path, ""), [override])
+
+
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"No such file.*give the path"):
         load(tmp_path / "none.yaml")
