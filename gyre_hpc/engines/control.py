@@ -17,9 +17,12 @@ from typing import Any
 
 from gyre_hpc import processes
 from gyre_hpc.engines.protocol import EngineFault
+from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+UNSUPPORTED = 3
+"""Exit status of an engine process that would compute this model wrongly: trying again is useless."""
 # engines are on our own nodes: a proxy from the environment must not see them
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -36,8 +39,10 @@ class Child:
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Raises EngineFault with the end of its log if the process has ended."""
+        """Raises EngineFault with the end of its log if the process has ended, ConfigError if the model is to blame."""
         status = self._process.poll()
+        if status == UNSUPPORTED:
+            raise ConfigError(f"model.path: this engine can't serve it: {last_line(self.log_file)}", "use rollout.engine = vllm")
         if status is not None:
             raise EngineFault(f"engine process {self.pid} ended with status {status}: {last_line(self.log_file)}")
 

@@ -47,7 +47,7 @@ class TorchEngine:
         self.pid = self._child.pid
         try:
             url = control.read_line(read, self._child, deadline)
-        except EngineFault:
+        except BaseException:
             self.stop()
             raise
         self.address = EngineAddress("torch", url, spec.capacity, spec.window)

@@ -29,6 +29,7 @@ import orjson
 import torch
 from aiohttp import web
 
+from gyre_hpc.engines import control
 from gyre_hpc.engines.protocol import GenerateRequest, Sampling, TokenChunk
 from gyre_hpc.engines.torch_batch import Batch, Limits
 from gyre_hpc.engines.torch_model import SlotModel, UnsupportedModel
@@ -267,7 +268,11 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # what was imported stays: a collection then looks at what came after only, 3 ms instead of 200 in every release
     gc.freeze()
-    asyncio.run(_serve(options))
+    try:
+        asyncio.run(_serve(options))
+    except UnsupportedModel as error:
+        print(error, file=sys.stderr, flush=True)  # the log's last line is what the user reads
+        sys.exit(control.UNSUPPORTED)
     logging.shutdown()
     os._exit(0)  # taking torch apart costs up to a second, and there is nothing left to save
 

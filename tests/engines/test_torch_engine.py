@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import MambaConfig, MambaForCausalLM
 
 from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.protocol import EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
 from gyre_hpc.engines.torch_engine import TorchEngine
 from gyre_hpc.errors import ConfigError
-from tests.engines.models import VOCABULARY, plain_logprobs
+from tests.engines.models import VOCABULARY, plain_logprobs, save_random
 
 TOLERANCE = 1e-4
 
@@ -137,3 +138,10 @@ def test_bad_starts_say_why(models: tuple[Path, Path], tmp_path: Path) -> None:
         start_engine(EngineSpec("tgi", models[0], 0, 8, 256, tmp_path / "log"), 60.0)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         start_engine(EngineSpec("torch", tmp_path, 0, 8, 256, tmp_path / "log"), 60.0)
+
+
+def test_a_model_that_this_engine_can_not_serve_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
+    mamba = MambaConfig(vocab_size=VOCABULARY, hidden_size=16, state_size=4, num_hidden_layers=1)
+    path = save_random(tmp_path / "mamba", 0, mamba, MambaForCausalLM)
+    with pytest.raises(ConfigError, match=r"model\.path: .*; use rollout\.engine = vllm"):
+        start_engine(EngineSpec("torch", path, 0, 2, 64, tmp_path / "engine.log"), 60.0)
