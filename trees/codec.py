@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trees.errors import StoreError
-from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Record, Role
+from trees.records import Boundary, CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Record, Role
 
 SCHEMA = 1
 """Version of the journal and of the segments. A reader refuses a higher one."""
@@ -27,7 +27,8 @@ _NODE = struct.Struct("<BqqqqBBIB")
 _INTENT = struct.Struct("<BqqqB16s")
 _CALL_END = struct.Struct("<BqqqBH")
 _EXECUTION_END = struct.Struct("<BqdBqqdH")
-_TAG_GROUP, _TAG_EXECUTION, _TAG_NODE, _TAG_INTENT, _TAG_CALL_END, _TAG_EXECUTION_END = range(1, 7)
+_BOUNDARY = struct.Struct("<BqqqI16s")
+_TAG_GROUP, _TAG_EXECUTION, _TAG_NODE, _TAG_INTENT, _TAG_CALL_END, _TAG_EXECUTION_END, _TAG_BOUNDARY = range(1, 8)
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,9 @@ def _body(record: Record) -> bytes:
             r, reason = record, record.reason.encode()
             fixed = _EXECUTION_END.pack(_TAG_EXECUTION_END, r.execution, r.score, r.valid, r.calls, r.tokens, r.seconds, len(reason))
             return fixed + reason + r.detail.encode()
+        case Boundary():
+            b = record
+            return _BOUNDARY.pack(_TAG_BOUNDARY, b.execution, b.call, b.node, b.depth, b.digest) + b.note
 
 
 def _node_body(node: Node) -> bytes:
@@ -139,6 +143,9 @@ def _record(body: bytes) -> Record:
             _, execution, score, valid, calls, tokens, seconds, n = _EXECUTION_END.unpack_from(body)
             text = body[_EXECUTION_END.size :]
             return ExecutionEnd(execution, text[:n].decode(), score, bool(valid), calls, tokens, seconds, text[n:].decode())
+        case 7:
+            _, execution, call, node, depth, digest = _BOUNDARY.unpack_from(body)
+            return Boundary(execution, call, node, depth, digest, body[_BOUNDARY.size :])
         case tag:
             raise StoreError(f"the journal holds a record of unknown kind {tag}", "use the version of gyre-hpc that wrote it")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from trees.records import CallEnd, Execution, ExecutionEnd, Group, Intent, Node, NodeKind, Record
+from trees.records import Boundary, CallEnd, Execution, ExecutionEnd, Group, Intent, Node, NodeKind, Record
 from trees.tree import Call, Tree, build
 
 HASH_BYTES = 16
@@ -39,6 +39,8 @@ class Forest:
         self.call_ends: dict[int, CallEnd] = {}
         self.open_calls: dict[int, set[int]] = {}
         """Calls without an end, by execution."""
+        self.boundaries: dict[int, dict[tuple[int, int], Boundary]] = {}
+        """By execution, then by call and node, in the order in which they were appended."""
         self._nodes_of: dict[int, list[int]] = {}
         self._calls_of: dict[int, list[int]] = {}
 
@@ -63,6 +65,8 @@ class Forest:
                 self.executions[record.execution] = record
             case ExecutionEnd():
                 self.ends[record.execution] = record
+            case Boundary():
+                self.boundaries.setdefault(record.execution, {})[record.call, record.node] = record
 
     def calls(self, execution: int) -> list[Call]:
         """The calls of an execution, ascending."""
@@ -89,8 +93,8 @@ class Forest:
         nodes = [self.nodes[node] for node in self.closure(execution)]
         return build(self.executions[execution], self.ends.get(execution), nodes, self.calls(execution))
 
-    def of_executions(self, executions: Iterable[int]) -> Iterator[Record]:
-        """All records of these executions but their groups, in an order in which they can be applied."""
+    def of_executions(self, executions: Iterable[int], *, boundaries: bool = False) -> Iterator[Record]:
+        """All records of these executions but their groups, in an order in which they can be applied; boundaries only on request."""
         chosen = sorted(executions)
         yield from (self.executions[e] for e in chosen)
         yield from (self.nodes[n] for n in sorted({n for e in chosen for n in self.closure(e)}))
@@ -99,6 +103,8 @@ class Forest:
                 yield self.intents[call]
                 if call in self.call_ends:
                     yield self.call_ends[call]
+            if boundaries and e not in self.ends:
+                yield from self.boundaries.get(e, {}).values()
         yield from (self.ends[e] for e in chosen if e in self.ends)
 
 

@@ -101,7 +101,7 @@ class CallEnd:
     fate: Fate
     finish: str
     difference: str
-    """clean | retry | edit | compaction | sub-agent | side-query | drift: how the request related to what was recorded."""
+    """clean | retry | edit | compaction | sub-agent | side-query | drift | lost-call: how the request related to what was recorded."""
 
 
 @dataclass(frozen=True)
@@ -118,4 +118,20 @@ class ExecutionEnd:
     detail: str = ""
 
 
-Record = Group | Execution | Node | Intent | CallEnd | ExecutionEnd
+@dataclass(frozen=True)
+class Boundary:
+    """A place in a live execution's histories, for whoever goes on recording after a restart; in the journal only, never in a segment.
+
+    `node` ends where a history whose digest is `digest` (16 bytes) ends, after `depth` messages. A call has at most two: of its prompt
+    (`node` is the intent's prompt) and of its answer (`node` is the sampled one). `note` is the recorder's own, at most 64 KiB.
+    """
+
+    execution: int
+    call: int
+    node: int
+    depth: int
+    digest: bytes
+    note: bytes = b""
+
+
+Record = Group | Execution | Node | Intent | CallEnd | ExecutionEnd | Boundary

@@ -11,11 +11,12 @@ from dataclasses import replace
 import numpy as np
 
 from trees.forest import HASH_BYTES, Contents, Forest
-from trees.records import CallEnd, Execution, ExecutionEnd, Group, Intent, Node, NodeKind, Record
+from trees.records import Boundary, CallEnd, Execution, ExecutionEnd, Group, Intent, Node, NodeKind, Record
 
 DETAIL_BYTES = 1000
 """Longer details are cut: they are remarks, and a column is as wide as its longest value."""
 NAME_BYTES = 4096
+NOTE_BYTES = 1 << 16
 
 
 def trimmed(record: Record) -> Record:
@@ -61,6 +62,9 @@ def check(record: Record, forest: Forest, contents: Contents, groups: Set[int], 
             _live(record.execution, forest, sealing)
             _need(record.execution not in forest.ends, f"execution {record.execution} has ended before")
             _name(record.reason, "reason")
+        case Boundary():
+            _live(record.execution, forest, sealing)
+            _boundary(record, forest)
 
 
 def _node(record: Node, forest: Forest, contents: Contents) -> None:
@@ -100,6 +104,15 @@ def _call_end(record: CallEnd, forest: Forest) -> None:
         )
     _name(record.finish, "finish")
     _name(record.difference, "difference")
+
+
+def _boundary(record: Boundary, forest: Forest) -> None:
+    intent, end = forest.intents.get(record.call), forest.call_ends.get(record.call)
+    _need(intent is not None and intent.execution == record.execution, f"execution {record.execution} has no call {record.call}")
+    ends = (intent.prompt if intent else -1, end.sampled if end else -1)
+    _need(record.node >= 0 and record.node in ends, f"node {record.node} ends neither prompt nor answer of call {record.call}")
+    _need(len(record.digest) == HASH_BYTES, f"boundary of call {record.call}: a digest has {HASH_BYTES} bytes, not {len(record.digest)}")
+    _need(0 <= record.depth < 1 << 32 and len(record.note) <= NOTE_BYTES, f"boundary of call {record.call}: depth or note too large")
 
 
 def _live(execution: int, forest: Forest, sealing: Set[int]) -> None:

@@ -293,7 +293,7 @@ class StoreWriter:
         needed = {self.forest.executions[e].group for e in live}
         sealing = {self.forest.executions[e].group for e in self._sealing}
         groups = [group for g, group in self.forest.groups.items() if g in needed or not (g in sealing or g in self._sealed_groups)]
-        return [*groups, *self.forest.of_executions(live)]
+        return [*groups, *self.forest.of_executions(live, boundaries=True)]
 
     def close(self) -> None:
         """Commit and give the directory back. Raises what `commit` raises; the directory is given back all the same."""
