@@ -57,7 +57,7 @@ DESCRIPTIONS = {
     "calls/role": "conversation that the call belongs to; lower values train first",
     "calls/fate": "what became of the call (OPEN: no end was recorded); only DELIVERED calls are trained on",
     "calls/finish": "why sampling ended: stop, length, fault, cancelled",
-    "calls/difference": "how the request related to what was recorded: clean, retry, edit, compaction, sub-agent, side-query, drift, lost-call",
+    "calls/difference": "how the request relates to the record: clean, retry, edit, compaction, sub-agent, side-query, drift, lost-call",
     "calls/digest": "16 bytes of the hash of the request's body; retries are equal",
     "executions/id": "execution id, ascending; one attempt at one task",
     "executions/group": "group of the execution",

@@ -45,19 +45,19 @@ def test_a_boundary_is_coded_bit_for_bit() -> None:
 
 
 def test_boundaries_survive_reopening_and_rotation_until_their_execution_is_sealed(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path: Path) as store:
+    with StoreWriter(tmp_path) as store:
         begin(store, 2)
         mine, other = [*call(store, 0), *call(store, 0, ended=False)], call(store, 1)
-    with StoreWriter(tmp_path: Path) as store:
+    with StoreWriter(tmp_path) as store:
         assert list(store.forest.boundaries[0].values()) == mine
         store.append(ExecutionEnd(1, "finished", 1.0, True, 1, 2, 1.0))
         assert len(store.seal()) == 1
         assert store.forest.boundaries == {0: {(b.call, b.node): b for b in mine}}
-    with StoreReader(tmp_path: Path) as reader:
+    with StoreReader(tmp_path) as reader:
         assert list(reader.live.boundaries) == [0]
         assert len(reader.tree(1).calls) == 1
         assert other[0].execution == 1
-    with StoreWriter(tmp_path: Path) as store:
+    with StoreWriter(tmp_path) as store:
         assert list(store.forest.boundaries[0].values()) == mine
 
 
@@ -74,7 +74,7 @@ def test_boundaries_survive_reopening_and_rotation_until_their_execution_is_seal
     ],
 )
 def test_a_boundary_that_fits_no_call_is_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
-    with StoreWriter(tmp_path: Path) as store:
+    with StoreWriter(tmp_path) as store:
         begin(store)
         (good, _) = call(store, 0)
         with pytest.raises(ValueError, match=why):
