@@ -60,7 +60,10 @@ class ModelSection(_Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     window: Positive = 1024
     """Tokens of context, prompt and output together."""
-    tool_parser: Literal["hermes"] = "hermes"
+    tool_parser: str = "hermes"
+    """How tool calls are read out of sampled text: hermes, or a name of vLLM's."""
+    reasoning_parser: str = "think"
+    """How thoughts are: think, none, or a name of vLLM's."""
 
 
 class TasksSection(_Section):
@@ -75,7 +78,15 @@ class TasksSection(_Section):
 class HarnessSection(_Section):
     """The agent program of an execution, and its budgets (seconds of wall clock)."""
 
-    kind: Literal["bundled"] = "bundled"
+    kind: Literal["bundled", "claude-code", "codex", "qwen-code", "opencode", "mini-swe-agent", "command"] = "bundled"
+    path: str = ""
+    """Where the program is installed (a folder, or the program itself); boxes show it read-only at the same path."""
+    argv: list[str] = []
+    """Further arguments of the program; for `command` its whole command line, in which {instruction} stands for the task."""
+    env: dict[str, str] = {}
+    """Further environment variables of the program."""
+    stable: bool = True
+    """Settings with which a program changes as little as it can of what it sent before."""
     compaction: Probability = 0.1
     sub_agent: Probability = 0.1
     retry: Probability = 0.1
@@ -329,12 +340,14 @@ def _cross_check(config: Config, origin: str) -> None:
             f"{origin}: training.clip_low = {t.clip_low}, training.clip_high = {t.clip_high}",
             "the range must contain 1, for example 0.995 and 1.005",
         )
+    _check_parsers(config, origin)
     cuts = [name for name, neutral in (("top_p", 1.0), ("top_k", 0)) if getattr(config.rollout, name) != neutral]
     if config.rollout.engine == "vllm" and cuts:
         raise ConfigError(
             f"{origin}: rollout.{cuts[0]} = {getattr(config.rollout, cuts[0])} with rollout.engine = vllm",
             "vLLM gives log-probs after the cut, which can't be trained on: take it out, or use rollout.engine = torch",
         )
+    _cross_check_harness(config.harness, origin)
     relative = [path for path in config.harness.binds if not Path(path).is_absolute()]
     if relative:
         raise ConfigError(f"{origin}: harness.binds has {relative[0]!r}", "give absolute paths: boxes show a folder at its own path")
@@ -349,6 +362,25 @@ def _cross_check(config: Config, origin: str) -> None:
             f"{origin}: schedule.staleness_bound = {bound} can't be kept in bursts of schedule.mu = {mu} steps",
             f"{mu - 1} or more, or a smaller mu",
         )
+
+
+def _cross_check_harness(harness: HarnessSection, origin: str) -> None:
+    if harness.kind == "command":
+        if not harness.argv:
+            raise ConfigError(f"{origin}: harness.kind = command without harness.argv", "give its command line, with {instruction} in it")
+    elif harness.kind != "bundled" and not Path(harness.path).is_absolute():
+        raise ConfigError(
+            f"{origin}: harness.path = {harness.path!r} with harness.kind = {harness.kind}", "give the absolute path of its installation"
+        )
+
+
+def _check_parsers(config: Config, origin: str) -> None:
+    from gyre_hpc.gateway.parsers import check_names
+
+    try:
+        check_names(config.model.tool_parser, config.model.reasoning_parser)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error.what}", error.remedy) from None
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

@@ -1,6 +1,6 @@
-"""The harness as a program in a box: its files, command line and environment. What is in it, nothing else here knows.
+"""The harness as a program in a box: our own small one here, real clients in foreign.py. What is in it, nothing else here knows.
 
-Invariant: a program reaches the gateway by ANTHROPIC_BASE_URL and the unix socket alone; the secret in the URL is all that says who it is.
+Invariant: a program reaches the gateway through the unix socket alone; the secret in the URL is all that says who it is.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre_hpc import harness
-from gyre_hpc.config import HarnessSection
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.config import Config, HarnessSection
+from gyre_hpc.errors import GyreError
 from gyre_hpc.executions import sandbox
+from gyre_hpc.executions.foreign import Foreign
+from gyre_hpc.executions.program import HARNESS, SOCKET, Program, Start, binds
 
-SOCKET = "/run/gyre/gateway.sock"
-_FOLDER = "/run/gyre/harness"
 _MODULES = ("main", "wire", "tools", "texts")
+
+
+def build(folder: Path, config: Config) -> Program:
+    """The configured program; what has to be compiled for it goes into `folder`. Raises ConfigError."""
+    if config.harness.kind == "bundled":
+        return Bundled.build(folder, config.harness)
+    return Foreign.build(folder, config.harness, config.model.window)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,8 @@ class Bundled:
     folder: Path
     settings: HarnessSection
 
+    bundled = True
+
     @staticmethod
     def build(folder: Path, settings: HarnessSection) -> Bundled:
         """Compile the harness into `folder`."""
@@ -37,12 +46,9 @@ class Bundled:
             py_compile.compile(str(source / f"{name}.py"), str(folder / f"{name}.pyc"), dfile=f"harness/{name}.py", doraise=True)
         return Bundled(folder, settings)
 
-    async def check(self, scratch: Path) -> None:
+    async def check(self, scratch: Path) -> str:
         """Whether the interpreter comes up in a box at all. Raises GyreError with what it said, ConfigError for an absent bind."""
-        absent = [path for path in self.settings.binds if not Path(path).exists()]
-        if absent:
-            raise ConfigError(f"harness.binds has {absent[0]}, which is not on this node", "name folders that all nodes have")
-        box = sandbox.Box(scratch, overlay=sandbox.detect().overlay, mounts=self._binds())
+        box = sandbox.Box(scratch, overlay=sandbox.detect().overlay, mounts=binds(self.settings))
         with tempfile.TemporaryFile() as output:
             ended = await sandbox.start(
                 sandbox.detect(), box, [sandbox.interpreter(), "-I", "-S", "-c", "import json, _socket"], output
@@ -54,9 +60,16 @@ class Bundled:
                 f"{sandbox.interpreter()} does not start in a box: {said or ended}",
                 "name the folders that it needs (libraries of a module system, say) in harness.binds",
             )
+        return "bundled"
 
-    def argv(self, instruction: str) -> list[str]:
-        return [sandbox.interpreter(), "-I", "-S", f"{_FOLDER}/main.pyc", instruction]
+    def start(self, socket: Path, secret: str, seed: int, model: str, instruction: str) -> Start:
+        """See Program."""
+        argv = [sandbox.interpreter(), "-I", "-S", f"{HARNESS}/main.pyc", instruction]
+        return Start(argv, self.environment(secret, seed, model), self.mounts(socket))
+
+    def limits(self, base: sandbox.Limits) -> sandbox.Limits:
+        """See Program."""
+        return base
 
     def environment(self, secret: str, seed: int, model: str) -> Mapping[str, str]:
         """What the harness finds in its environment."""
@@ -78,11 +91,9 @@ class Bundled:
             "ANTHROPIC_MODEL": model,
             "GYRE_GATEWAY_SOCKET": SOCKET,
             "GYRE_HARNESS": json.dumps(options),
+            **s.env,
         }
 
     def mounts(self, socket: Path) -> tuple[sandbox.Mount, ...]:
         """What it sees besides the system and its workspace. A socket can be connected to through a read-only mount."""
-        return (*self._binds(), sandbox.Mount(self.folder, _FOLDER), sandbox.Mount(socket, SOCKET))
-
-    def _binds(self) -> tuple[sandbox.Mount, ...]:
-        return tuple(sandbox.Mount(Path(path), path) for path in self.settings.binds)
+        return (*binds(self.settings), sandbox.Mount(self.folder, HARNESS), sandbox.Mount(socket, SOCKET))

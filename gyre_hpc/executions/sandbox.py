@@ -62,10 +62,15 @@ _REMEDY = "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of one box; bytes and seconds of CPU are per process, `processes` and `scratch` (bytes of /tmp) per box."""
+    """Upper bounds of one box; bytes and seconds of CPU are per process, `processes` and `scratch` (bytes of /tmp) per box.
+
+    `reserving`: `memory` counts private writable memory instead of address space, of which some runtimes (V8, JavaScriptCore) reserve
+    far more than they use.
+    """
 
     processes: int = 128
     memory: int = 4 << 30
+    reserving: bool = False
     file: int = 64 << 20
     cpu: int = 3600
     files: int = 512
@@ -196,9 +201,8 @@ def interpreter() -> str:
 
 def _limited(limits: Limits) -> list[str]:
     """A shell that lowers its own limits, soft and hard, and becomes the program (sizes of ulimit are KiB, -f blocks of 1 KiB)."""
-    script = (
-        f'ulimit -c 0 -u {limits.processes} -v {limits.memory >> 10} -f {limits.file >> 10} -t {limits.cpu} -n {limits.files} && exec "$@"'
-    )
+    memory = f"-d {limits.memory >> 10}" if limits.reserving else f"-v {limits.memory >> 10}"
+    script = f'ulimit -c 0 -u {limits.processes} {memory} -f {limits.file >> 10} -t {limits.cpu} -n {limits.files} && exec "$@"'
     return ["/bin/bash", "--norc", "--noprofile", "-c", script, "box"]
 
 

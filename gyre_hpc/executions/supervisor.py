@@ -26,10 +26,10 @@ import aiohttp
 
 from gyre_hpc.config import Config, load
 from gyre_hpc.errors import ExitCode, GyreError
-from gyre_hpc.executions import endings, sandbox, scoring, workspace
+from gyre_hpc.executions import endings, programs, sandbox, scoring, workspace
 from gyre_hpc.executions.control import Control, Work
 from gyre_hpc.executions.endings import Ending
-from gyre_hpc.executions.programs import Bundled
+from gyre_hpc.executions.program import Program
 from gyre_hpc.executions.relay import local_socket
 from gyre_hpc.executions.scratch import scratch
 from gyre_hpc.failure import as_failure, record_failure
@@ -60,7 +60,7 @@ class Outcome:
 class Supervisor:
     """Runs executions on one node, up to `harness.slots_per_node` at once."""
 
-    def __init__(self, config: Config, run: RunPaths, attempt: int, node: str, control: Control, program: Bundled, socket: Path) -> None:
+    def __init__(self, config: Config, run: RunPaths, attempt: int, node: str, control: Control, program: Program, socket: Path) -> None:
         self._config = config
         self._run = run
         self._attempt = attempt
@@ -162,14 +162,11 @@ class Supervisor:
         return Outcome(ending, verdict.score, endings.TABLE[ending].valid, detail)
 
     def _start(self, work: Work, folder: workspace.Folder, instruction: str) -> sandbox.Running:
-        box = sandbox.Box(
-            folder.work.resolve(),
-            mounts=self._program.mounts(self._socket),
-            env=self._program.environment(work.secret, work.seed, self._config.run.name or "policy"),
-            limits=scoring.limits_of(self._config.harness),
-        )
+        start = self._program.start(self._socket, work.secret, work.seed, self._config.run.name or "policy", instruction)
+        limits = self._program.limits(scoring.limits_of(self._config.harness))
+        box = sandbox.Box(folder.work.resolve(), mounts=start.mounts, env=start.env, limits=limits)
         with open(folder.log, "wb") as output:
-            return sandbox.start(self._host, box, self._program.argv(instruction), output)
+            return sandbox.start(self._host, box, start.argv, output)
 
     async def _agent(self, running: sandbox.Running, folder: workspace.Folder, budget: float) -> Ending:
         """Wait for the harness within its budget, and for its workspace to stay within its limits."""
@@ -188,7 +185,7 @@ class Supervisor:
             ended = await running.wait(budget)
         finally:
             looking.cancel()
-        return endings.of_exit(ended, bundled=True, over_disk=over)
+        return endings.of_exit(ended, bundled=self._program.bundled, over_disk=over)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -226,10 +223,11 @@ async def run(node: str, runtime: Runtime) -> None:
         socket = await stack.enter_async_context(local_socket(Path(runtime.gateway_socket), runtime.gateway_url))
         folder = stack.enter_context(scratch(paths.root, node))
         control = Control(session, runtime.gateway_url, runtime.secret, config.deadlines.start)
-        program = Bundled.build(folder, config.harness)
-        await program.check(folder)
+        program = programs.build(folder, config)
+        version = await program.check(folder)
         supervisor = Supervisor(config, paths, runtime.attempt, node, control, program, socket)
         limits = " ".join(f"{name}={by}" for name, by in sandbox.detect().enforced.items())
+        print(f"supervisor {node}: harness {config.harness.kind}, version {version}", flush=True)
         print(f"supervisor {node}: {config.harness.slots_per_node} slots, limits by {limits}, socket {socket}, {swept} swept", flush=True)
         serving = asyncio.ensure_future(supervisor.serve())
         for number in (signal.SIGTERM, signal.SIGINT):

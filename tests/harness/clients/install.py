@@ -1,0 +1,88 @@
+"""Real clients, pinned, from npm and PyPI into a cache; installed once, whole or not at all.
+
+A client that can't be had (its registry does not answer, and it is not in the cache) skips its tests; tests/skips.txt declares that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DEADLINE = 240.0
+"""Seconds for one installation."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """`package` of `registry` (npm or pypi) at `version`."""
+
+    registry: str
+    package: str
+    version: str
+
+
+PINS = {
+    "claude-code": Pin("npm", "@anthropic-ai/claude-code", "2.1.332"),
+    "codex": Pin("npm", "@openai/codex", "0.171.0"),
+    "qwen-code": Pin("npm", "@qwen-code/qwen-code", "0.24.4"),
+    "opencode": Pin("npm", "opencode-ai", "1.18.33"),
+    "mini-swe-agent": Pin("pypi", "mini-swe-agent", "2.4.6"),
+}
+
+
+def cache() -> Path:
+    """Below the cache folder that all of gyre_hpc uses."""
+    return Path(os.environ.get("GYRE_CACHE") or Path.home() / ".cache" / "gyre_hpc") / "clients"
+
+
+def installed(kind: str) -> Path:
+    """The folder of a client, installed now if it is not there. Skips the test when that is not possible."""
+    pin = PINS[kind]
+    home = cache() / f"{kind}-{pin.version}"
+    if home.is_dir():
+        return home
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with open(home.parent / f".{home.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # for at most DEADLINE: another test process installs it
+        if not home.is_dir():
+            _install(pin, home)
+    return home
+
+
+def _install(pin: Pin, home: Path) -> None:
+    """Beside its place, then moved there whole."""
+    fresh = home.parent / f".{home.name}.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    for command in _commands(pin, fresh):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"{pin.package} {pin.version} can't be installed: {error}")
+        if done.returncode != 0:
+            pytest.skip(f"{pin.package} {pin.version} can't be installed: {' '.join(done.stderr.split())[-300:]}")
+    if pin.registry == "pypi":
+        _relocate(fresh, home)
+    fresh.rename(home)
+
+
+def _commands(pin: Pin, folder: Path) -> list[list[str]]:
+    spec = f"{pin.package}@{pin.version}" if pin.registry == "npm" else f"{pin.package}=={pin.version}"
+    if pin.registry == "npm":
+        return [["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--prefix", str(folder), spec]]
+    return [[sys.executable, "-m", "venv", str(folder)], [str(folder / "bin" / "pip"), "install", "--quiet", spec]]
+
+
+def _relocate(fresh: Path, home: Path) -> None:
+    """Scripts of a venv name its interpreter by its path."""
+    for script in (fresh / "bin").iterdir():
+        if script.is_file() and not script.is_symlink():
+            data = script.read_bytes()
+            if str(fresh).encode() in data and b"\0" not in data:
+                script.write_bytes(data.replace(str(fresh).encode(), str(home).encode()))
