@@ -19,7 +19,7 @@ from gyre_hpc.config import HarnessSection
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.executions import sandbox
 from gyre_hpc.executions.kinds import INSTRUCTION, KINDS, Kind, Launch, Told
-from gyre_hpc.executions.program import HARNESS, SOCKET, Start, binds
+from gyre_hpc.executions.program import HARNESS, SOCKET, Start, binds, check_binds
 
 PORT = 9747
 """Of the forwarder, in every box: below the ephemeral range, and none that a task's own servers are likely to want."""
@@ -49,6 +49,7 @@ class Foreign:
         source = Path(harness.__file__).parent / "forward.py"
         py_compile.compile(str(source), str(folder / "forward.pyc"), dfile="harness/forward.py", doraise=True)
         kind = KINDS[settings.kind]
+        check_binds(settings)
         mounted = list(binds(settings))
         program: tuple[str, ...] = ()
         if settings.path:

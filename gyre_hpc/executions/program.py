@@ -45,8 +45,12 @@ class Program(Protocol):
 
 
 def binds(settings: HarnessSection) -> tuple[sandbox.Mount, ...]:
-    """Mounts of `harness.binds`. Raises ConfigError for one that is absent."""
+    """Mounts of `harness.binds`."""
+    return tuple(sandbox.Mount(Path(path), path) for path in settings.binds)
+
+
+def check_binds(settings: HarnessSection) -> None:
+    """Raises ConfigError for one that is absent here."""
     absent = [path for path in settings.binds if not Path(path).exists()]
     if absent:
         raise ConfigError(f"harness.binds has {absent[0]}, which is not on this node", "name folders that all nodes have")
-    return tuple(sandbox.Mount(Path(path), path) for path in settings.binds)

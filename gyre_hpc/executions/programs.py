@@ -17,7 +17,7 @@ from gyre_hpc.config import Config, HarnessSection
 from gyre_hpc.errors import GyreError
 from gyre_hpc.executions import sandbox
 from gyre_hpc.executions.foreign import Foreign
-from gyre_hpc.executions.program import HARNESS, SOCKET, Program, Start, binds
+from gyre_hpc.executions.program import HARNESS, SOCKET, Program, Start, binds, check_binds
 
 _MODULES = ("main", "wire", "tools", "texts")
 
@@ -48,6 +48,7 @@ class Bundled:
 
     async def check(self, scratch: Path) -> str:
         """Whether the interpreter comes up in a box at all. Raises GyreError with what it said, ConfigError for an absent bind."""
+        check_binds(self.settings)
         box = sandbox.Box(scratch, overlay=sandbox.detect().overlay, mounts=binds(self.settings))
         with tempfile.TemporaryFile() as output:
             ended = await sandbox.start(

@@ -22,7 +22,7 @@ async def test_many_tool_turns(tmp_path: Path, renderer: TurnRenderer, stable: b
         made.script.on("main", "[task-1]", *turns, "All is written.")
         ran = await made.run(TASK)
         assert ran.code == 0, ran.output
-        assert ran.output.strip() == "All is written."
+        assert ran.output.strip().endswith("All is written.")
         assert ran.file("out.txt").split() == [str(i) for i in range(20)]
         made.exact(ran)
         assert set(made.roles(ran)["main"]) == {Role.MAIN}
