@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -88,8 +89,11 @@ class Gateway:
             raise stopped_by(self._fatal)
 
     async def _serve(self, store: StoreWriter, pump: EventPump, renderer: TurnRenderer) -> None:
+        def on_fork(fields: dict[str, Any]) -> None:
+            pump.emit("warning.fork", fields)
+
         router = Router()
-        recorder = Recorder(store, renderer, router, settings_of(self.config), self._on_fatal)
+        recorder = Recorder(store, renderer, router, settings_of(self.config), self._on_fatal, on_fork)
         ledger = Ledger(store, pump.emit, self.config.gateway.retries, self.config.run.seed)
         await self._recover(ledger, recorder)
         control = ControlApi(ledger, router, recorder, self._secret, recorder.committer.commit)

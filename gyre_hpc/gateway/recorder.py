@@ -18,20 +18,21 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
-from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, PromptTooLong, Started
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, PromptTooLong, Started
 from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
-from gyre_hpc.gateway.roles import History, Verdict
+from gyre_hpc.gateway.notes import Answered, Asked
+from gyre_hpc.gateway.roles import UNEXPLAINED, History
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.turn import Turn
-from trees.matching import Match, MessageIndex
+from trees.matching import Match, MessageIndex, chain
 from trees.records import CallEnd, Fate, Intent, Node, NodeKind, Role
 from trees.store import StoreError, StoreWriter
 
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 Tokens = NDArray[np.int32]
 STOP_DEADLINE = 10.0
 """Seconds in which a cancelled call must be recorded."""
+WARNINGS = 10
+"""Forks of one execution that a warning event tells of."""
 LONG = 100_000
 """Bytes of new messages from which on they are rendered and tokenised beside the event loop."""
 
@@ -83,6 +86,7 @@ class _Live:
     execution: int
     calls: int = 0
     tokens: int = 0
+    warnings: int = 0
     history: History = field(default_factory=History)
     streams: dict[bytes, CallStream] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -99,16 +103,22 @@ class _Live:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Where a call starts: behind the recorded turn `match` (node -1: at the root), with new `parts`; `tokens` is all of it."""
+    """Where a call starts: behind the recorded turn `match` (node -1: at the root), with new `parts`; `tokens` is all of it.
+
+    `asked`: what the history takes of it.
+    """
 
     match: Match
     parts: list[Tokens]
     tokens: Tokens
-    verdict: Verdict
+    asked: Asked
 
 
 class Recorder:
-    """The calls of all live executions. `on_fatal` hears of a store that can't be written; afterwards every call fails."""
+    """The calls of all live executions.
+
+    `on_fatal` hears of a store that can't be written; afterwards every call fails. `on_fork` hears of forks that nothing explains.
+    """
 
     def __init__(
         self,
@@ -117,8 +127,10 @@ class Recorder:
         engine: Engine,
         settings: RecorderSettings,
         on_fatal: Callable[[Exception], None],
+        on_fork: Callable[[dict[str, Any]], None] = lambda fields: None,
     ) -> None:
         self._store = store
+        self._on_fork = on_fork
         self._renderer = renderer
         self._engine = engine
         self._settings = settings
@@ -223,7 +235,7 @@ class Recorder:
         if room < 1:
             raise PromptTooLong(len(prompt.tokens), self._settings.window - 1)
         ordinal, live.calls = live.calls, live.calls + 1
-        live.history.note(request.conversation, prompt.match.node, request.agent, prompt.verdict)
+        live.history.note(prompt.asked)
         call, node = self._begin(live, request, prompt)
         await self.committer.commit()
         stream.push(Started(call, len(prompt.tokens)))
@@ -248,10 +260,8 @@ class Recorder:
                 arrays = await asyncio.to_thread(self._render, conversation, match, last)
         except ValueError as error:
             raise BadRequest(str(error)) from None
-        verdict = live.history.classify(conversation, match.depth, match.node, agent)
-        if verdict.difference == "drift":
-            log.warning("execution %d: a turn came back in an unknown form after %d messages", live.execution, match.depth)
-        return _Prompt(match, arrays, np.concatenate([live.path(match.node), *arrays]), verdict)
+        asked = live.history.classify(conversation, match, agent)
+        return _Prompt(match, arrays, np.concatenate([live.path(match.node), *arrays]), asked)
 
     def _render(self, conversation: Conversation, match: Match, last: int) -> list[Tokens]:
         """What is new behind `match`, whose node ends with the token `last`: one array for each node to come."""
@@ -263,12 +273,23 @@ class Recorder:
 
     def _begin(self, live: _Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:
         call = self._store.allocate_call()
-        node = prompt.match.node
+        node, asked = prompt.match.node, prompt.asked
         for part in prompt.parts:
-            parent, node = node, self._store.context_node(node, part, live.execution, call, prompt.verdict.role)
+            parent, node = node, self._store.context_node(node, part, live.execution, call, asked.verdict.role)
             live.nodes[node] = (parent, part)
-        self._store.append(Intent(call, live.execution, node, prompt.verdict.role, request.digest))
+        self._store.append(Intent(call, live.execution, node, asked.verdict.role, request.digest))
+        self._store.append(asked.boundary(live.execution, call, node, len(request.conversation.messages)))
+        if asked.verdict.difference in UNEXPLAINED:
+            self._warn(live, call, prompt)
         return call, node
+
+    def _warn(self, live: _Live, call: int, prompt: _Prompt) -> None:
+        """Of the first forks of an execution that nothing explains; the record counts them all."""
+        difference, depth = prompt.asked.verdict.difference, prompt.match.depth
+        log.warning("execution %d: a turn came back in an unknown form after %d messages (%s)", live.execution, depth, difference)
+        live.warnings += 1
+        if live.warnings <= WARNINGS:
+            self._on_fork({"execution": live.execution, "call": call, "difference": difference, "messages": depth})
 
     def _sampling(self, execution: int, ordinal: int, max_tokens: int) -> Sampling:
         s = self._settings
@@ -300,21 +321,35 @@ class Recorder:
 
     async def _end(self, live: _Live, request: CallRequest, prompt: _Prompt, turn: Turn) -> None:
         fate = {"fault": Fate.BROKEN, "cancelled": Fate.CANCELLED}.get(turn.finish, Fate.DELIVERED)
-        role, difference = prompt.verdict.role, prompt.verdict.difference
-        sampled = self._append_sampled(live, turn, role) if turn.tokens else -1
-        self._store.append(CallEnd(turn.call, live.execution, sampled, fate, turn.finish, difference))
+        verdict = prompt.asked.verdict
+        sampled = self._append_sampled(live, turn, verdict.role) if turn.tokens else -1
+        self._store.append(CallEnd(turn.call, live.execution, sampled, fate, turn.finish, verdict.difference))
+        answer = self._answer(live, request, prompt, turn, sampled) if fate is Fate.DELIVERED else None
         await self.committer.commit()
         live.tokens += len(turn.tokens)
         self.sampled_tokens += len(turn.tokens)
-        if fate is not Fate.DELIVERED:
+        if answer is None:
             raise CallFailed(f"the engine failed: {turn.fault}" if turn.fault else "the call was cancelled")
-        rest, sent = turn.complete()
-        reply = request.delivered(sent)
-        if sampled >= 0:
-            turns = [*request.conversation.messages[prompt.match.depth :], *([] if reply.blank else [reply])]
-            self._index.add(live.execution, prompt.match, [message.canonical for message in turns], sampled)
-            live.history.delivered(reply, sampled, request.agent, prompt.verdict)
+        rest, answered, place = answer
+        if answered is not None and place is not None:
+            self._index.restore(live.execution, place)
+            live.history.delivered(answered)
         turn.stream.push(*rest)
+
+    def _answer(
+        self, live: _Live, request: CallRequest, prompt: _Prompt, turn: Turn, sampled: int
+    ) -> tuple[list[Event], Answered | None, Match | None]:
+        """What is left to release; and, if anything was sampled, what the history takes of it and where it ends there (both appended)."""
+        rest, sent = turn.complete()
+        if sampled < 0:
+            return rest, None, None
+        reply = request.delivered(sent)
+        depth, digest = len(request.conversation.messages), prompt.asked.prompt
+        if not reply.blank:
+            depth, digest = depth + 1, chain(digest, reply.canonical)
+        answered = Answered(prompt.asked, reply.key, reply.tool_ids, sampled)
+        self._store.append(answered.boundary(live.execution, turn.call, depth, digest))
+        return rest, answered, Match(depth, sampled, digest)
 
     def _append_sampled(self, live: _Live, turn: Turn, role: Role) -> int:
         node = self._store.allocate_node()

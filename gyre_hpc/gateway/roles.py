@@ -6,8 +6,10 @@ A harness is a black box; these are rules by shape, and by the ids that some har
 3. a new conversation under a known head after a summary was asked for is the same agent, compacted;
 4. a new conversation under another head is a sub-agent if it has tools, else a side query (titles, checks). Side queries train last.
 A call that asks for a summary of its own conversation is `*_SUMMARY`; how harnesses word that is one table, `SUMMARY_REQUESTS`.
-`difference` is told apart so that false forks are seen: `drift` is a turn that we delivered and that came back in a form which the
-canonical rules do not know; it should never be met, and every other class is the harness's intention.
+`difference` is told apart so that false forks are seen. `drift`: an assistant turn stands where ours was delivered, or carries one of our
+tool calls, in a form which the canonical rules do not know; no intention of a harness explains it, and it should never be met
+(`UNEXPLAINED`). `lost-call`: an assistant turn stands where a call was dispatched and no answer of it is recorded as delivered: a gateway
+died, or a stream broke and the harness kept its beginning. Every other class is the harness's intention.
 """
 
 from __future__ import annotations
@@ -17,9 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gyre_hpc.gateway.canonical import Conversation, Message
+from gyre_hpc.gateway.notes import Answered, Asked, Verdict
 from gyre_hpc.harness.texts import COMPACT
+from trees.matching import Match, chain
 from trees.records import Role
 
+__all__ = ["UNEXPLAINED", "History", "Verdict", "asks_for_summary"]
+
+UNEXPLAINED = frozenset({"drift"})
+"""Differences that no intention of a harness explains: a warning event tells of each."""
 SUMMARY_REQUESTS: tuple[re.Pattern[str], ...] = (
     re.compile(rf"^{re.escape(COMPACT)}$"),  # the bundled harness
     re.compile(r"create a detailed summary of (the|this|our) conversation", re.IGNORECASE),  # Claude Code
@@ -31,21 +39,12 @@ _SUMMARY_OF = {Role.MAIN: Role.MAIN_SUMMARY, Role.SUB_AGENT: Role.SUB_AGENT_SUMM
 SIDE_QUERY_ROLE = Role.SUB_AGENT_SUMMARY
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """`base`: MAIN or SUB_AGENT, what the conversation goes on as; `role`: of this call; `difference`: see trees.records.CallEnd."""
-
-    base: Role
-    role: Role
-    difference: str
-
-
 @dataclass
 class History:
-    """What one execution has asked so far. Only `note` and `delivered` change it."""
+    """What one execution has asked so far. Only `note` and `delivered` change it, by what a restart finds in the journal again."""
 
     prompts: dict[tuple[str, bytes], Verdict] = field(default_factory=dict)
-    """(agent, prompt) -> the verdict when it came first; a retry is judged the same."""
+    """(agent, digest of the whole history) -> the verdict when it came first; a retry is judged the same."""
     heads: set[bytes] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
     continued: dict[int, bool] = field(default_factory=dict)
@@ -55,48 +54,66 @@ class History:
     """Agent whose conversation was just summarised -> its base role."""
     replies: set[bytes] = field(default_factory=set)
     tool_ids: set[str] = field(default_factory=set)
+    answered: dict[bytes, bool] = field(default_factory=dict)
+    """Digest of a prompt that was asked -> whether an answer was delivered."""
 
-    def classify(self, conversation: Conversation, depth: int, node: int, agent: str) -> Verdict:
-        """The verdict on a request that continues the recorded `node` after `depth` messages (node -1: nothing)."""
-        before = self.prompts.get((agent, conversation.key))
+    def classify(self, conversation: Conversation, match: Match, agent: str) -> Asked:
+        """The judgement on a request that continues what `match` found (node -1: nothing). O(what is new)."""
+        strange, prompt = self._strange(conversation.messages[match.depth :], match.digest)
+        verdict = self._verdict(conversation, match, agent, prompt, strange)
+        return Asked(agent, conversation.head.key, prompt, match.node, verdict)
+
+    def note(self, asked: Asked) -> None:
+        """This request was accepted."""
+        verdict, node = asked.verdict, asked.node
+        self.prompts.setdefault((asked.agent, asked.prompt), verdict)
+        self.answered.setdefault(asked.prompt, False)
+        self.agents.add(asked.agent)
+        if verdict.difference != "side-query":
+            self.heads.add(asked.head)
+        if node >= 0:
+            self.continued[node] = self.continued.get(node, False) or verdict.role is verdict.base
+        elif verdict.difference == "compaction":
+            self.summarised.pop(asked.agent, None)
+
+    def delivered(self, answered: Answered) -> None:
+        """The answer was recorded and handed to the harness."""
+        asked, verdict = answered.asked, answered.asked.verdict
+        self.base_of[answered.sampled] = verdict.base
+        self.answered[asked.prompt] = True
+        self.replies.add(answered.reply)
+        self.tool_ids.update(answered.tools)
+        if verdict.role is _SUMMARY_OF[verdict.base] and verdict.difference != "side-query":
+            self.summarised[asked.agent] = verdict.base
+
+    def _verdict(self, conversation: Conversation, match: Match, agent: str, prompt: bytes, strange: str) -> Verdict:
+        before = self.prompts.get((agent, prompt))
         if before is not None:
             return replace(before, difference="retry")
         summary = asks_for_summary(conversation.messages)
-        if node >= 0:
-            base = self.base_of.get(node, Role.MAIN)
-            difference = self._continued(conversation.messages[depth:], node, summary)
+        if match.node >= 0:
+            base = self.base_of.get(match.node, Role.MAIN)
+            difference = strange or self._continued(conversation.messages[match.depth :], match.node, summary)
         else:
             base, difference = self._opened(conversation, agent)
+            difference = strange if strange and difference == "edit" else difference
         if difference == "side-query":
             return Verdict(base, SIDE_QUERY_ROLE, difference)
         return Verdict(base, _SUMMARY_OF[base] if summary else base, difference)
 
-    def note(self, conversation: Conversation, node: int, agent: str, verdict: Verdict) -> None:
-        """This request was accepted."""
-        self.prompts.setdefault((agent, conversation.key), verdict)
-        self.agents.add(agent)
-        if verdict.difference != "side-query":
-            self.heads.add(conversation.head.key)
-        if node >= 0:
-            self.continued[node] = self.continued.get(node, False) or verdict.role is verdict.base
-        elif verdict.difference == "compaction":
-            self.summarised.pop(agent, None)
-
-    def delivered(self, reply: Message, sampled: int, agent: str, verdict: Verdict) -> None:
-        """The answer was recorded as `sampled` and handed to the harness as `reply`."""
-        self.base_of[sampled] = verdict.base
-        self.replies.add(reply.key)
-        self.tool_ids.update(reply.tool_ids)
-        if verdict.role is _SUMMARY_OF[verdict.base] and verdict.difference != "side-query":
-            self.summarised[agent] = verdict.base
+    def _strange(self, tail: Sequence[Message], digest: bytes) -> tuple[str, bytes]:
+        """`drift`, `lost-call` or "" by the first turn behind `digest` that we know nothing of; and the digest behind all of `tail`."""
+        found = ""
+        for turn in tail:
+            if not found and turn.role == "assistant" and turn.key not in self.replies:
+                place = self.answered.get(digest)
+                found = "drift" if place or self._ours(turn) else "lost-call" if place is False else ""
+            digest = chain(digest, turn.canonical)
+        return found, digest
 
     def _continued(self, tail: Sequence[Message], node: int, summary: bool) -> str:
-        echoed = [turn for turn in tail if turn.role == "assistant"]
-        if any(turn.key not in self.replies and self._ours(turn) for turn in echoed):
-            return "drift"
-        if echoed or (self.continued.get(node, False) and not summary):
-            return "edit"
-        return "clean"
+        echoed = any(turn.role == "assistant" for turn in tail)
+        return "edit" if echoed or (self.continued.get(node, False) and not summary) else "clean"
 
     def _opened(self, conversation: Conversation, agent: str) -> tuple[Role, str]:
         known_head = conversation.head.key in self.heads
@@ -106,11 +123,8 @@ class History:
             return Role.SUB_AGENT, "sub-agent" if agent not in self.agents else "edit"
         if "" not in self.agents:
             return Role.MAIN, "clean"
-        echoed = [turn for turn in conversation.messages if turn.role == "assistant"]
-        if echoed:
-            if not known_head:
-                return Role.MAIN, "side-query"
-            return Role.MAIN, "drift" if any(turn.key not in self.replies and self._ours(turn) for turn in echoed) else "edit"
+        if any(turn.role == "assistant" for turn in conversation.messages):
+            return Role.MAIN, "edit" if known_head else "side-query"
         if not known_head and not conversation.head.tools:
             return Role.MAIN, "side-query"
         return Role.SUB_AGENT, "sub-agent"

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from gyre_hpc.gateway.canonical import Conversation, Head, normalise_message, normalise_messages
+from gyre_hpc.gateway.notes import Answered
 from gyre_hpc.gateway.roles import History, Verdict, asks_for_summary
 from gyre_hpc.harness.texts import COMPACT
+from trees.matching import Match, boundaries
 from trees.records import Role
 
 TOOLS = ({"name": "bash", "description": "", "input_schema": {}},)
@@ -28,13 +30,19 @@ class Script:
         """Turns are user, assistant, user, ...; `node`: what the index matched after `depth` messages."""
         roles = ["user" if i % 2 == 0 else "assistant" for i in range(len(turns))]
         conversation = Conversation(head, normalise_messages({"role": r, "content": t} for r, t in zip(roles, turns, strict=True)))
-        verdict = self.history.classify(conversation, depth, node, agent)
-        self.history.note(conversation, node, agent, verdict)
+        asked = self.history.classify(conversation, place(conversation, depth, node), agent)
+        self.history.note(asked)
         if reply is not None:
-            content = reply if isinstance(reply, str) else [reply]
-            self.history.delivered(normalise_message("assistant", content), self.node, agent, verdict)
+            turn = normalise_message("assistant", reply if isinstance(reply, str) else [reply])
+            self.history.delivered(Answered(asked, turn.key, turn.tool_ids, self.node))
             self.node += 1
-        return verdict
+        return asked.verdict
+
+
+def place(conversation: Conversation, depth: int, node: int) -> Match:
+    """What the index says of a conversation whose first `depth` messages are known and end at `node`."""
+    digests = list(boundaries(conversation.head.canonical, [turn.canonical for turn in conversation.messages]))
+    return Match(depth, node, digests[depth])
 
 
 def test_clean_continuation_retry_and_edit() -> None:
@@ -54,7 +62,7 @@ def test_a_turn_of_ours_in_an_unknown_form_is_drift() -> None:
     changed = normalise_message("assistant", [{**call, "input": {"raw": "ls"}}])
     turns = normalise_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}])
     again = Conversation(MAIN, (*turns, changed, *normalise_messages([{"role": "user", "content": "d"}])))
-    assert script.history.classify(again, 2, 10, "").difference == "drift"
+    assert script.history.classify(again, place(again, 2, 10), "").verdict.difference == "drift"
 
 
 def test_sub_agents_by_id_and_by_head() -> None:
