@@ -6,21 +6,22 @@ call that was never closed: the policy sees (and is trained on) what it really w
 - streaming and whole parsing give the same blocks, however the text is cut;
 - tool ids depend only on the call's id and the place in the turn, so a replay gives the same ids;
 - white space at the end of a text block, and so a blank block, is not delivered (harnesses drop it, see canonical.py); other text verbatim.
-The tags are those of vLLM's `hermes` parser, which can't be imported without the engine.
+The tags are those of vLLM's `hermes` parser; this one is ours because it streams, is strict, and needs no import of vLLM (4 s, 400 MB).
+Other formats: library.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from gyre_hpc.gateway.canonical import Block
+from gyre_hpc.gateway.thoughts import Thoughts, hold_back
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -49,89 +50,92 @@ class ToolPiece:
 Piece = TextPiece | ThinkingPiece | ToolPiece
 
 
-class ToolCallParser:
-    """Feed text, get pieces. `prefix` makes tool ids (`<prefix>_<n>`); `thinking`: the prompt already opened a thought."""
+class BlockText:
+    """Text of a block as it is delivered: blanks wait until something visible follows them in the same block."""
 
-    def __init__(self, prefix: str, thinking: bool = False) -> None:
-        self._prefix = prefix
-        self._buffer = ""
+    def __init__(self) -> None:
         self._blank = ""
-        self._calls = 0
-        self._state = "think" if thinking else "start"
 
-    def feed(self, text: str) -> list[Piece]:
-        """What can be told for certain after this text."""
-        self._buffer += text
-        return list(self._advance())
-
-    def finish(self) -> list[Piece]:
-        """The rest, once the text is over."""
-        rest, self._buffer = self._buffer, ""
-        if self._state == "think":
-            return [ThinkingPiece(rest)] if rest else []
-        return list(self._text(CALL_OPEN + rest if self._state == "call" else rest))
-
-    def _advance(self) -> Iterator[Piece]:
-        while True:
-            before = (self._state, len(self._buffer))
-            yield from self._step()
-            if (self._state, len(self._buffer)) == before:
-                return
-
-    def _step(self) -> Iterator[Piece]:
-        if self._state == "start":
-            self._start()
-        elif self._state == "think":
-            yield from self._think()
-        elif self._state == "text":
-            yield from self._plain()
-        else:
-            yield from self._call()
-
-    def _start(self) -> None:
-        stripped = self._buffer.lstrip()
-        if stripped.startswith(THINK_OPEN):
-            self._buffer, self._state = stripped[len(THINK_OPEN) :], "think"
-        elif stripped and not THINK_OPEN.startswith(stripped):
-            self._state = "text"
-
-    def _think(self) -> Iterator[Piece]:
-        thought, close, rest = self._buffer.partition(THINK_CLOSE)
-        if close:
-            self._buffer, self._state = rest, "text"
-        else:
-            thought, self._buffer = _hold_back(self._buffer, THINK_CLOSE)
-        if thought:
-            yield ThinkingPiece(thought)
-
-    def _plain(self) -> Iterator[Piece]:
-        text, opened, rest = self._buffer.partition(CALL_OPEN)
-        if opened:
-            self._buffer, self._state = rest, "call"
-        else:
-            text, self._buffer = _hold_back(self._buffer, CALL_OPEN)
-        yield from self._text(text)
-
-    def _call(self) -> Iterator[Piece]:
-        inner, closed, rest = self._buffer.partition(CALL_CLOSE)
-        if not closed:
-            return
-        self._buffer, self._state = rest, "text"
-        call = parse_call(inner)
-        if call is None:
-            yield from self._text(CALL_OPEN + inner + CALL_CLOSE)
-            return
-        self._blank = ""
-        yield ToolPiece(f"{self._prefix}_{self._calls}", *call)
-        self._calls += 1
-
-    def _text(self, text: str) -> Iterator[Piece]:
-        """Blank text waits until something visible follows it in the same block."""
+    def feed(self, text: str) -> Iterator[TextPiece]:
+        """More text of the block."""
         text = self._blank + text
         visible = text.rstrip()
         self._blank = text[len(visible) :]
         if visible:
             yield TextPiece(visible)
+
+    def end(self) -> None:
+        """The block is over; blanks at its end are not delivered."""
+        self._blank = ""
+
+
+class PieceParser(Protocol):
+    """Feed sampled text, get pieces."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """What can be told for certain after this text."""
+        ...
+
+    def finish(self, cut: bool) -> list[Piece]:
+        """The rest, once the text is over. `cut`: it ended at a limit of tokens, not because the policy was done."""
+        ...
+
+
+class ToolCallParser:
+    """Hermes calls. `prefix` makes tool ids (`<prefix>_<n>`); `thinking`: the prompt already opened a thought; `thoughts`: look for one."""
+
+    def __init__(self, prefix: str, thinking: bool = False, thoughts: bool = True) -> None:
+        self._prefix = prefix
+        self._thoughts = Thoughts(thinking, thoughts)
+        self._text = BlockText()
+        self._buffer = ""
+        self._searched = 0
+        """Characters of the buffer in which a call certainly does not end."""
+        self._calls = 0
+        self._inside = False
+
+    def feed(self, text: str) -> list[Piece]:
+        """What can be told for certain after this text."""
+        return list(self._take(*self._thoughts.feed(text)))
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """The rest, once the text is over. A call that was not closed is text, whatever ended it."""
+        pieces = list(self._take(*self._thoughts.finish()))
+        rest, self._buffer = self._buffer, ""
+        return [*pieces, *self._text.feed(CALL_OPEN + rest if self._inside else rest)]
+
+    def _take(self, thought: str, text: str) -> Iterator[Piece]:
+        if thought:
+            yield ThinkingPiece(thought)
+        self._buffer += text
+        while True:
+            before = (self._inside, len(self._buffer))
+            yield from self._call() if self._inside else self._plain()
+            if (self._inside, len(self._buffer)) == before:
+                return
+
+    def _plain(self) -> Iterator[Piece]:
+        text, opened, rest = self._buffer.partition(CALL_OPEN)
+        if opened:
+            self._buffer, self._inside = rest, True
+        else:
+            text, self._buffer = hold_back(self._buffer, CALL_OPEN)
+        yield from self._text.feed(text)
+
+    def _call(self) -> Iterator[Piece]:
+        end = self._buffer.find(CALL_CLOSE, self._searched)
+        if end < 0:
+            self._searched = max(0, len(self._buffer) - len(CALL_CLOSE) + 1)
+            return
+        inner, self._buffer = self._buffer[:end], self._buffer[end + len(CALL_CLOSE) :]
+        self._inside, self._searched = False, 0
+        call = parse_call(inner)
+        if call is None:
+            yield from self._text.feed(CALL_OPEN + inner + CALL_CLOSE)
+            return
+        self._text.end()
+        yield ToolPiece(f"{self._prefix}_{self._calls}", *call)
+        self._calls += 1
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
@@ -159,11 +163,3 @@ def blocks_of(pieces: Iterable[Piece]) -> tuple[Block, ...]:
         else:
             blocks.append({"type": kind, kind: piece.text})
     return tuple(blocks)
-
-
-def _hold_back(text: str, tag: str) -> tuple[str, str]:
-    """Split before the longest end of `text` that may be the beginning of `tag`."""
-    for size in range(min(len(tag) - 1, len(text)), 0, -1):
-        if tag.startswith(text[-size:]):
-            return text[:-size], text[-size:]
-    return text, ""

@@ -9,13 +9,13 @@ from gyre_hpc.engines.protocol import TokenChunk
 from gyre_hpc.gateway.calls import CallStream, Ended, Event
 from gyre_hpc.gateway.canonical import Message, normalise_message
 from gyre_hpc.gateway.template import TurnRenderer
-from gyre_hpc.gateway.toolcalls import Piece, ToolCallParser, ToolPiece, blocks_of
+from gyre_hpc.gateway.toolcalls import Piece, PieceParser, ToolCallParser, ToolPiece, blocks_of
 
 
 class Turn:
-    """What the policy samples in one call, as tokens for the record and as pieces for the harness."""
+    """What the policy samples in one call, as tokens for the record and as pieces for the harness, read by `parser` (none: Hermes)."""
 
-    def __init__(self, call: int, node: int, renderer: TurnRenderer, stream: CallStream) -> None:
+    def __init__(self, call: int, node: int, renderer: TurnRenderer, stream: CallStream, parser: PieceParser | None = None) -> None:
         self.call = call
         self.node = node
         self.stream = stream
@@ -25,9 +25,10 @@ class Turn:
         self.finish = "cancelled"
         self.fault: Exception | None = None
         self._decoder = renderer.decoder()
-        self._parser = ToolCallParser(f"toolu_{call:08x}", renderer.opens_thought)
+        self._parser = parser or ToolCallParser(f"toolu_{call:08x}", renderer.opens_thought)
         self._pieces: list[Piece] = []
         self._held: list[Event] = []
+        self._rest: list[Piece] | None = None
 
     def take(self, chunk: TokenChunk) -> None:
         """More tokens: recorded later, shown now unless a tool call began."""
@@ -38,10 +39,15 @@ class Turn:
             self.finish = chunk.finish
         self.stream.push(*self._releasable(self._parser.feed(self._decoder.feed(chunk.tokens))))
 
+    def read(self) -> list[Piece]:
+        """The pieces that are left, once no token comes any more. May be called beside the event loop first; later calls give the same."""
+        if self._rest is None:
+            self._rest = [*self._parser.feed(self._decoder.finish()), *self._parser.finish(self.finish == "length")]
+        return self._rest
+
     def complete(self) -> tuple[list[Event], Message]:
         """The events that are left, `Ended` last, and the answer as the harness has it then."""
-        pieces = [*self._parser.feed(self._decoder.finish()), *self._parser.finish()]
-        released = self._releasable(pieces)
+        released = self._releasable(self.read())
         called = any(isinstance(piece, ToolPiece) for piece in self._pieces)
         reason = "max_tokens" if self.finish == "length" else "tool_use" if called else "end_turn"
         return [*released, *self._held, Ended(reason, len(self.tokens))], normalise_message("assistant", list(blocks_of(self._pieces)))
