@@ -154,6 +154,7 @@ def _steps(summary: Summary, *series: tuple[str, str]) -> str:
 def _endings(summary: Summary) -> str:
     values = [(reason, float(count), "green" if reason == "finished" else "blue") for reason, count in summary.endings.items()]
     values += [(f"lost: {reason}", float(count), "pink") for reason, count in summary.lost.items()]
+    values += [("warnings: forks", float(summary.warnings), "pink")] if summary.warnings else []
     return svg.bars(values)
 
 

@@ -42,6 +42,7 @@ def collect(paths: RunPaths) -> dict[str, Any]:
         "lost": sum(summary.lost.values()),
         "tokens": summary.tokens,
         "seconds": round(summary.seconds, 1),
+        "warnings": summary.warnings,
         "failure": summary.failures[-1]["what"] if summary.failures else None,
         "remedy": summary.failures[-1].get("remedy") if summary.failures else None,
         "live": live if fresh else None,
@@ -61,6 +62,8 @@ def render(found: dict[str, Any]) -> str:
     endings = ", ".join(f"{count} {reason}" for reason, count in found["endings"].items()) or "none yet"
     lines.append(f"executions: {endings}; lost and tried again: {found['lost']}; {found['tokens']} tokens")
     lines.append(f"transfers: {found['transfers']}, {found['transfers_while_live']} of them while executions were live")
+    if found["warnings"]:
+        lines.append(f"warnings: {found['warnings']} forks of histories that nothing explains (warning.fork in events.jsonl)")
     live = found["live"]
     if live:
         roles = " ".join(f"{cell}:{role}" for cell, role in enumerate(live["roles"]))

@@ -58,6 +58,8 @@ class Summary:
     calls: int = 0
     ended: str = ""
     checkpoint: int = 0
+    warnings: int = 0
+    """Forks that nothing explains."""
 
     @property
     def step(self) -> int:
@@ -90,7 +92,7 @@ class _Reading:
         self.scores: list[tuple[float, float]] = []
         self.failures: list[Event] = []
         self.attempts: list[float] = []
-        self.cells = self.tokens = self.calls = self.checkpoint = 0
+        self.cells = self.tokens = self.calls = self.checkpoint = self.warnings = 0
         self.ended = ""
 
     def take(self, event: Event) -> None:
@@ -122,6 +124,8 @@ class _Reading:
                 self.checkpoint = int(event["step"])
             case "failure":
                 self.failures.append(event)
+            case "warning.fork":
+                self.warnings += 1
             case "run.end":
                 self.ended = str(event.get("status", "ended"))
         self.now = at
@@ -163,4 +167,5 @@ class _Reading:
             calls=self.calls,
             ended=self.ended,
             checkpoint=self.checkpoint,
+            warnings=self.warnings,
         )

@@ -56,6 +56,10 @@ def test_status_of_a_run_at_work_and_of_one_that_failed(run: RunPaths) -> None:
     text = status.render(status.collect(run))
     for part in ("running", "step 1 of 2", "0:training 1:rollout", "3 live, 1 queued", "1 finished"):
         assert part in text, text
+    assert "warnings" not in text
+    log.emit("warning.fork", execution=0, call=1, difference="drift", messages=4)
+    assert "warnings: 1 forks of histories that nothing explains" in status.render(status.collect(run))
+    assert "warnings: forks" in html.render(run, html.summarise(html.read_events(run.events)))
     log.emit("failure", what="the gateway was killed", remedy="the same command resumes")
     log.emit("run.end", status="stopped", exit_code=75)
     found = status.collect(run)
