@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.canonical import Conversation, Head, Message
-from gyre_hpc.gateway.toolcalls import THINK_OPEN
+from gyre_hpc.gateway.thoughts import THINK_OPEN
 
 _MARK = "gyre5f3a9c"
 _REMEDY = (
