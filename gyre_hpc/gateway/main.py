@@ -35,6 +35,7 @@ from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.gateway.app import HarnessApi, build_app
 from gyre_hpc.gateway.control import ControlApi
 from gyre_hpc.gateway.ledger import Ledger
+from gyre_hpc.gateway.parsers import Parsers, make_parsers
 from gyre_hpc.gateway.pump import EventPump
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.router import Router
@@ -73,7 +74,9 @@ class Gateway:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        renderer = TurnRenderer(model_directory(self.config))
+        directory = model_directory(self.config)
+        renderer = TurnRenderer(directory)
+        parsers = make_parsers(self.config.model.tool_parser, self.config.model.reasoning_parser, directory)
         store = StoreWriter(self.paths.trees, {"run": str(self.paths.root), "seed": self.config.run.seed}, take_over=self.attempt > 1)
 
         def failed(error: Exception) -> None:
@@ -81,19 +84,19 @@ class Gateway:
 
         pump = EventPump(EventLog(self.paths.events), failed)
         try:
-            await self._serve(store, pump, renderer)
+            await self._serve(store, pump, renderer, parsers)
         finally:
             pump.close()
             self._close(store)
         if self._fatal is not None:
             raise stopped_by(self._fatal)
 
-    async def _serve(self, store: StoreWriter, pump: EventPump, renderer: TurnRenderer) -> None:
+    async def _serve(self, store: StoreWriter, pump: EventPump, renderer: TurnRenderer, parsers: Parsers) -> None:
         def on_fork(fields: dict[str, Any]) -> None:
             pump.emit("warning.fork", fields)
 
         router = Router()
-        recorder = Recorder(store, renderer, router, settings_of(self.config), self._on_fatal, on_fork)
+        recorder = Recorder(store, renderer, router, settings_of(self.config), self._on_fatal, on_fork, parsers)
         ledger = Ledger(store, pump.emit, self.config.gateway.retries, self.config.run.seed)
         await self._recover(ledger, recorder)
         control = ControlApi(ledger, router, recorder, self._secret, recorder.committer.commit)

@@ -29,17 +29,22 @@ from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, Pr
 from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
 from gyre_hpc.gateway.notes import Answered, Asked
+from gyre_hpc.gateway.parsers import OURS, Parsers
+from gyre_hpc.gateway.resume import read_past
 from gyre_hpc.gateway.roles import UNEXPLAINED, History
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.turn import Turn
 from trees.matching import Match, MessageIndex, chain
 from trees.records import CallEnd, Fate, Intent, Node, NodeKind, Role
 from trees.store import StoreError, StoreWriter
+from trees.tree import Call
 
 log = logging.getLogger(__name__)
 Tokens = NDArray[np.int32]
 STOP_DEADLINE = 10.0
 """Seconds in which a cancelled call must be recorded."""
+KEPT = 4
+"""Finished calls of an execution whose events are kept for a retry; those of older ones are made from their tokens again."""
 WARNINGS = 10
 """Forks of one execution that a warning event tells of."""
 LONG = 100_000
@@ -89,6 +94,9 @@ class _Live:
     warnings: int = 0
     history: History = field(default_factory=History)
     streams: dict[bytes, CallStream] = field(default_factory=dict)
+    """By the request's digest: calls in flight, and the last that are over."""
+    delivered: dict[bytes, Call] = field(default_factory=dict)
+    """By the request's digest: calls whose answer was delivered."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     nodes: dict[int, tuple[int, Tokens]] = field(default_factory=dict)
 
@@ -128,6 +136,7 @@ class Recorder:
         settings: RecorderSettings,
         on_fatal: Callable[[Exception], None],
         on_fork: Callable[[dict[str, Any]], None] = lambda fields: None,
+        parsers: Parsers = OURS,
     ) -> None:
         self._store = store
         self._on_fork = on_fork
@@ -135,6 +144,7 @@ class Recorder:
         self._engine = engine
         self._settings = settings
         self._tell = on_fatal
+        self._parsers = parsers
         self._index = MessageIndex()
         self._live: dict[int, _Live] = {}
         self._over: set[int] = set()
@@ -165,11 +175,22 @@ class Recorder:
         stream = live.streams.get(request.digest)
         if stream is not None and stream.error is None and not stream.abandoned:
             return stream
+        if request.digest in live.delivered:
+            return self._replayed(live, request, live.delivered[request.digest])
         stream = live.streams[request.digest] = CallStream()
         task = asyncio.create_task(self._run(live, request, stream), name=f"call of execution {execution}")
         live.tasks.add(task)
         task.add_done_callback(live.tasks.discard)
         return stream
+
+    def resume(self, execution: int) -> int:
+        """Go on with what an earlier process recorded of an execution; returns how many of its calls were lost with that process."""
+        past = read_past(self._store.forest, execution)
+        live = self._live[execution] = _Live(execution, past.calls, past.tokens, history=past.history)
+        live.nodes, live.delivered = past.nodes, past.delivered
+        for place in past.places:
+            self._index.restore(execution, place)
+        return past.lost
 
     async def count(self, execution: int, conversation: Conversation) -> int:
         """Tokens of the prompt that this conversation would have now. Raises BadRequest."""
@@ -214,6 +235,19 @@ class Recorder:
                     stream.fail(CallFailed(f"the record can't be written: {error}"))
             self._tell(error)
 
+    def _replayed(self, live: _Live, request: CallRequest, call: Call) -> CallStream:
+        """The recorded answer once more, made from its tokens."""
+        stream = CallStream()
+        stream.push(Started(call.call, len(live.path(call.prompt))))
+        turn = self._turn(request, call.call, call.prompt, stream)
+        turn.take(TokenChunk(live.nodes[call.sampled][1].tolist(), [], [], call.finish))
+        stream.push(*turn.complete()[0])
+        return stream
+
+    def _turn(self, request: CallRequest, call: int, node: int, stream: CallStream) -> Turn:
+        parser = self._parsers.start(f"toolu_{call:08x}", request.conversation.head.tools, self._renderer.opens_thought)
+        return Turn(call, node, self._renderer, stream, parser)
+
     # -- one call -----------------------------------------------------------------------------------------------------------------
     async def _run(self, live: _Live, request: CallRequest, stream: CallStream) -> None:
         try:
@@ -226,6 +260,9 @@ class Recorder:
         except Exception as error:
             log.exception("call of execution %d", live.execution)
             stream.fail(CallFailed(f"{type(error).__name__}: {error}"))
+        finally:
+            if stream.error is not None and live.streams.get(request.digest) is stream:
+                del live.streams[request.digest]  # a retry is a new call
 
     async def _call(self, live: _Live, request: CallRequest, stream: CallStream) -> None:
         prompt = await self._prompt(live, request.conversation, request.agent)
@@ -239,7 +276,7 @@ class Recorder:
         call, node = self._begin(live, request, prompt)
         await self.committer.commit()
         stream.push(Started(call, len(prompt.tokens)))
-        turn = Turn(call, node, self._renderer, stream)
+        turn = self._turn(request, call, node, stream)
         if not stream.abandoned:
             sampling = self._sampling(live.execution, ordinal, min(max(1, request.max_tokens), room))
             await self._generate(live, GenerateRequest(f"call-{call}", prompt.tokens.tolist(), sampling), turn)
@@ -324,6 +361,8 @@ class Recorder:
         verdict = prompt.asked.verdict
         sampled = self._append_sampled(live, turn, verdict.role) if turn.tokens else -1
         self._store.append(CallEnd(turn.call, live.execution, sampled, fate, turn.finish, verdict.difference))
+        if self._parsers.slow and fate is Fate.DELIVERED:
+            await asyncio.to_thread(turn.read)
         answer = self._answer(live, request, prompt, turn, sampled) if fate is Fate.DELIVERED else None
         await self.committer.commit()
         live.tokens += len(turn.tokens)
@@ -334,7 +373,18 @@ class Recorder:
         if answered is not None and place is not None:
             self._index.restore(live.execution, place)
             live.history.delivered(answered)
+            self._keep(
+                live, request.digest, Call(turn.call, live.execution, turn.node, verdict.role, request.digest, sampled, fate, turn.finish)
+            )
         turn.stream.push(*rest)
+
+    @staticmethod
+    def _keep(live: _Live, digest: bytes, call: Call) -> None:
+        """Retries get this answer again; the events of the oldest go."""
+        live.delivered[digest] = call
+        over = [digest for digest in live.delivered if digest in live.streams]
+        for old in over[:-KEPT]:
+            del live.streams[old]
 
     def _answer(
         self, live: _Live, request: CallRequest, prompt: _Prompt, turn: Turn, sampled: int

@@ -1,0 +1,153 @@
+"""A recorder that goes on where another one was killed: the same node, the same judgement, the recorded answer again."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.gateway.calls import Ended, Started
+from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
+from gyre_hpc.gateway.resume import read_past
+from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.toolcalls import blocks_of
+from gyre_hpc.harness.texts import COMPACT
+from tests.gateway.fakes import Bench, ScriptedEngine, bench, tool_call
+from tests.gateway.test_recorder import Messages, ask, finished, request, result, say
+from trees.files import LOCK
+from trees.records import Boundary, Fate, Role
+from trees.store import StoreWriter
+
+
+@pytest.fixture
+async def made(tmp_path: Path, renderer: TurnRenderer) -> AsyncIterator[Bench]:
+    async with bench(tmp_path / "trees", renderer) as b:
+        yield b
+
+
+@asynccontextmanager
+async def after_a_kill(made: Bench) -> AsyncIterator[Bench]:
+    """What a new process finds that starts now, as if the old one had been killed: the bytes that are on the disk."""
+    copy = made.directory.with_name("copy")
+    shutil.copytree(made.directory, copy, ignore=shutil.ignore_patterns(LOCK))
+    store = StoreWriter(copy)
+    engine = ScriptedEngine(made.renderer)
+    forks: list[Exception] = []
+    recorder = Recorder(store, made.renderer, engine, RecorderSettings(seed=1, window=4096), forks.append)
+    try:
+        yield Bench(copy, made.renderer, engine, store, recorder, forks)
+    finally:
+        engine.gate.set()
+        await recorder.close()
+        store.close()
+        shutil.rmtree(copy)
+
+
+async def test_a_conversation_goes_on_at_its_node(made: Bench) -> None:
+    history = result(await ask(made, say("go"), "Look. " + tool_call("bash", command="ls", n=2.0)))
+    async with after_a_kill(made) as new:
+        assert new.recorder.resume(0) == 0
+        assert new.recorder.usage(0) == made.recorder.usage(0)
+        await ask(new, history, "done")
+        tree = new.tree()
+        assert [call.difference for call in tree.calls.values()] == ["clean", "clean"]
+        assert len(tree.leaves) == 1
+        first, second = tree.calls.values()
+        assert tree.path(second.prompt)[: len(tree.path(first.sampled))] == tree.path(first.sampled)
+        assert new.engine.seen[0].prompt == tree.tokens_of(tree.path(second.prompt)).tolist()
+        assert not tree.incomplete
+
+
+@pytest.mark.parametrize("reply", ["plain ", "<think>hm</think>Look. " + tool_call("bash", command="ls"), "cut:only half", "<tool_call>{"])
+async def test_a_finished_call_that_is_asked_again_gets_the_recorded_answer(made: Bench, reply: str) -> None:
+    await ask(made, say("go"), reply)
+    before = await finished(made.recorder.open(0, request(say("go"))))
+    async with after_a_kill(made) as new:
+        new.recorder.resume(0)
+        again = await finished(new.recorder.open(0, request(say("go"))))
+        assert new.engine.seen == []
+        assert (again.events[0], again.events[-1]) == (before.events[0], before.events[-1])
+        told, telling = ([e for e in stream.events if not isinstance(e, Started | Ended)] for stream in (before, again))
+        assert blocks_of(told) == blocks_of(telling)
+        assert len(new.tree().calls) == 1
+
+
+async def test_only_the_last_answers_are_kept_as_events_and_all_can_be_told_again(made: Bench) -> None:
+    for n in range(9):
+        await ask(made, say(f"task {n}"), f"answer {n}")
+    for n in range(9):
+        stream = await finished(made.recorder.open(0, request(say(f"task {n}"))))
+        assert blocks_of(e for e in stream.events if not isinstance(e, Started | Ended)) == ({"type": "text", "text": f"answer {n}"},)
+    assert len(made.engine.seen) == 9
+
+
+async def test_a_lost_call_leaves_the_tree_incomplete_and_its_retry_is_a_new_call(made: Bench) -> None:
+    made.engine.gate.clear()
+    made.engine.replies.append("never to be seen")
+    stream = made.recorder.open(0, request(say("go")))
+    stream.follow()
+    await asyncio.wait_for(stream.after(1, 5), 6)
+    async with after_a_kill(made) as new:
+        assert new.recorder.resume(0) == 1
+        await ask(new, say("go"), "again")
+        lost, retried = new.tree().calls.values()
+        assert (lost.fate, retried.fate, retried.difference) == (None, Fate.DELIVERED, "retry")
+        assert new.tree().incomplete
+    stream.leave()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_a_turn_that_was_never_recorded_as_delivered_is_told_apart(made: Bench, killed: bool) -> None:
+    """The harness kept what it saw of an answer; the gateway was killed in its midst, or the engine broke."""
+    history = await ask(made, say("go"), "first")
+    asked: Messages = [*history, {"role": "user", "content": "more"}]
+    made.engine.gate.clear()
+    made.engine.replies.append("half of it")
+    stream = made.recorder.open(0, request(asked))
+    stream.follow()
+    await asyncio.wait_for(stream.after(1, 5), 6)
+    kept: Messages = [*asked, {"role": "assistant", "content": "hal"}, {"role": "user", "content": "go on"}]
+    if killed:
+        async with after_a_kill(made) as new:
+            assert new.recorder.resume(0) == 1
+            await ask(new, kept)
+            assert [call.difference for call in new.tree().calls.values()] == ["clean", "", "lost-call"]
+            assert new.tree().incomplete
+        stream.leave()
+    else:
+        stream.leave()
+        made.engine.gate.set()
+        await ask(made, kept)
+        assert [call.difference for call in made.tree().calls.values()] == ["clean", "clean", "lost-call"]
+        assert not made.tree().incomplete
+
+
+async def test_judgements_are_those_of_the_process_before(made: Bench) -> None:
+    history = await ask(made, say("go"), "first")
+    summarised: Messages = [*history, {"role": "user", "content": COMPACT}]
+    await ask(made, summarised, "summary")
+    await ask(made, say("part"), "sub", agent="a1")
+    async with after_a_kill(made) as new:
+        new.recorder.resume(0)
+        await ask(new, [*say("part"), {"role": "assistant", "content": "sub"}, *say("on")], agent="a1")
+        await ask(new, say("So far: summary"))
+        await ask(new, [*history, *say("again")])
+        judged = [(call.role, call.difference) for call in new.tree().calls.values()][3:]
+        assert judged == [(Role.SUB_AGENT, "clean"), (Role.MAIN, "compaction"), (Role.MAIN, "clean")]
+
+
+async def test_a_journal_without_boundaries_or_with_notes_of_others_still_goes_on(made: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    history = await ask(made, say("go"), "first")
+    forest = made.store.forest
+    forest.boundaries[0] = {key: Boundary(b.execution, b.call, b.node, b.depth, b.digest, b"?") for key, b in forest.boundaries[0].items()}
+    past = read_past(forest, 0)
+    assert "boundary of call 0 can't be read" in caplog.text
+    assert (past.places, len(past.delivered), past.calls, past.tokens) == ([], 1, 1, 6)
+    del forest.boundaries[0]
+    assert made.recorder.resume(0) == 0
+    await ask(made, [*history, *say("on")], "second")
+    assert len(made.tree().calls) == 2
