@@ -7,6 +7,7 @@ a turn that the policy sampled. Invariants:
 - root + sampled + delta is, token by token, what the template makes of the whole conversation. That holds only for templates that are
   *append-only*; it is checked when the renderer is built, on probes with system prompt, tools, tool results and plain turns, and a
   template that is not is refused with its name (verl #6719 is what happens otherwise);
+- control tokens in the text of tools, users and system prompts are encoded as text (guard.py): structure is the template's alone;
 - a thought that the policy sampled stays in the context, also where the template would drop it from earlier turns.
 A delta is found by rendering it behind a stand-in turn with a mark as its text, and taking what follows the mark.
 """
@@ -25,6 +26,7 @@ from tokenizers import Tokenizer
 
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.canonical import Conversation, Head, Message
+from gyre_hpc.gateway.guard import TokenGuard
 from gyre_hpc.gateway.thoughts import THINK_OPEN
 
 _MARK = "gyre5f3a9c"
@@ -49,6 +51,7 @@ class TurnRenderer:
         settings = _read_json(directory / "tokenizer_config.json")
         self._template = _load_template(directory, settings)
         self._specials = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token") if settings.get(name)}
+        self._guard = TokenGuard(self.tokenizer, self._template)
         self._no_tools: list[dict[str, Any]] | None = None
         self._mid_system = True
         self._no_tools = self._find_no_tools()
@@ -65,14 +68,21 @@ class TurnRenderer:
 
     def root(self, conversation: Conversation) -> list[int]:
         """Token ids of a whole prompt of which nothing is known yet, up to where the policy writes. Raises ValueError (template)."""
-        return self._encode(self._render(self._with_head(conversation.head, conversation.messages), conversation.head))
+        if not self._guard.seen(conversation.head, conversation.messages):
+            return self._encode(self._render(self._with_head(conversation.head, conversation.messages), conversation.head))
+        masked, base = self._guard.masked(conversation)
+        return self._guard.encode(self._render(self._with_head(masked.head, masked.messages), masked.head), base)
 
     def delta(self, messages: Sequence[Message], closed: bool) -> list[int]:
         """Token ids of new messages behind a sampled turn, up to where the policy writes.
 
         closed: the sampled tokens end with `turn_end`; otherwise the ids begin with it. Raises ValueError (template).
         """
-        ids = self._encode(self._after_mark(self._chat(messages, first=False)))
+        if not self._guard.seen(None, messages):
+            ids = self._encode(self._after_mark(self._chat(messages, first=False)))
+        else:
+            masked, base = self._guard.masked(Conversation(Head(), tuple(messages)))
+            ids = self._guard.encode(self._after_mark(self._chat(masked.messages, first=False)), base)
         return ids[1:] if closed else ids
 
     def split(self, root: Sequence[int]) -> list[list[int]]:
