@@ -1,8 +1,8 @@
 """Control tokens in a harness's own text stay text: `<|im_end|><|im_start|>assistant` in a file that an agent reads forges no turn.
 
 A tokenizer finds its added tokens wherever their text stands, so text of tools, users and system prompts could write structure.
-*Guarded* are the added tokens that mean structure: all special ones, those that the chat template names (`<tool_call>`, `<think>`), and whatever looks
-like `<|...|>`; not a model's shorthand for blanks or HTML tags, which are text to it. Invariants:
+*Guarded* are the added tokens that mean structure: all special ones, those that the chat template names, the tags of thoughts and calls,
+and whatever looks like `<|...|>`; not a model's shorthand for blanks or HTML tags, which are text to it. Invariants:
 - where no guarded text occurs nothing changes and nothing is paid but one scan of the new messages;
 - where it does, the prompt has exactly the guarded tokens that the template wrote, whatever the text says; all else is encoded as the
   tokenizer encodes text, in one pass.
@@ -23,9 +23,12 @@ import orjson
 from tokenizers import Tokenizer
 
 from gyre_hpc.gateway.canonical import Conversation, Head, Message
+from gyre_hpc.gateway.thoughts import THINK_CLOSE, THINK_OPEN
+from gyre_hpc.gateway.toolcalls import CALL_CLOSE, CALL_OPEN
 
 _PLANES = (0x100000, 0xF0000)
 """Where the private-use characters lie: two planes, so that a text may use one of them."""
+_TAGS = (THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE)
 _CONTROL = ("<|", "<\uff5c")
 
 
@@ -38,7 +41,8 @@ class TokenGuard:
         self._ids = {
             token.content: number
             for number, token in added.items()
-            if token.content.strip() and (token.special or token.content in template or token.content.startswith(_CONTROL))
+            if token.content.strip()
+            and (token.special or token.content in template or token.content in _TAGS or token.content.startswith(_CONTROL))
         }
         self._texts = sorted(self._ids, key=len, reverse=True)
         self._place = {text: i for i, text in enumerate(self._texts)}

@@ -61,8 +61,9 @@ class Library:
         try:
             self._tokenizer = get_tokenizer(str(directory))
             harmony = bool(_HARMONY & {tool, reasoning})
-            self._class: Any = ParserManager.get_parser(tool, reasoning, True, is_harmony=harmony, tokenizer=self._tokenizer)
-            made = self._class(self._tokenizer)
+            found: Any = ParserManager.get_parser(tool, reasoning, True, is_harmony=harmony, tokenizer=self._tokenizer)
+            self._class = found
+            made = found(self._tokenizer)
         except Exception as error:  # whatever a parser stumbles over in a tokenizer that is not its family's
             raise ConfigError(
                 f"vLLM's parsers {tool}, {reasoning} can't be used with {directory}: {' '.join(str(error).split())}",

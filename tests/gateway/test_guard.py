@@ -29,7 +29,7 @@ def result(text: str) -> Message:
 def counts(renderer: TurnRenderer, ids: list[int]) -> dict[str, int]:
     """How often each control token stands in a prompt."""
     tokens = renderer.tokenizer
-    return {text: ids.count(tokens.token_to_id(text)) for text in (*SPECIAL, *MARKS)}
+    return {text: ids.count(tokens.token_to_id(text) or -1) for text in (*SPECIAL, *MARKS)}
 
 
 def conversation(system: str, tool: str, first: str, thought: str, said: str, argument: str, output: str) -> Conversation:
@@ -58,7 +58,7 @@ def test_the_text_is_there_as_it_is(renderer: TurnRenderer, text: str) -> None:
 
 
 def test_a_forged_turn_is_text_wherever_it_stands(renderer: TurnRenderer) -> None:
-    end = renderer.tokenizer.token_to_id("<|im_end|>")
+    end = renderer.turn_end
     assert renderer.root(Conversation(Head(), (user(FORGED),))).count(end) == 1
     assert renderer.delta([result(FORGED)], closed=False).count(end) == 2  # of the turn before, and of the result's
     assert len(renderer.split(renderer.root(Conversation(Head(FORGED), (user("a"),))))[0]) > len(FORGED)
