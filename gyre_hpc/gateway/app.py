@@ -3,7 +3,8 @@
 Invariants:
 - a harness is never refused because an engine is busy, moving or away: headers go out at once and pings follow until tokens come;
 - an answer that breaks is broken visibly (the dialect's error event and a reset connection), never a clean early end;
-- the execution is told by its secret: `/x/<secret>/...`, or `x-api-key` / `Authorization: Bearer` on the bare paths;
+- the execution is told by its secret: `/x/<secret>/...`, or `x-api-key` / `Authorization: Bearer` on the bare paths; a wrong one is
+  answered with 401, one of an execution that is over with 410, both with `x-should-retry: false`, by which official SDKs stop;
 - a client that goes away cancels its call (when nobody else follows it), not the handlers of the control API, which shield themselves.
 """
 
@@ -20,6 +21,7 @@ from aiohttp import web
 from gyre_hpc.gateway import anthropic, chat, responses
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream
 from gyre_hpc.gateway.dialect import Answer, Dialect, parse_body
+from gyre_hpc.gateway.ledger import Over
 from gyre_hpc.gateway.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ MAX_BODY = 256 << 20
 PING_SECONDS = 5.0
 DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(), chat.ChatCompletions(), responses.Responses())
 """The first one words the errors of all other paths."""
+FINAL = (401, 410)
+"""Statuses after which the same request can never succeed."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -34,7 +38,7 @@ class Executions(Protocol):
     """Who may call: the ledger."""
 
     def execution_of(self, secret: str) -> int | None:
-        """The live execution with this secret."""
+        """The live execution with this secret. Raises Over."""
         ...
 
 
@@ -146,7 +150,10 @@ class HarnessApi:
         if not secret:
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
             secret = token.strip() if scheme.lower() == "bearer" else ""
-        execution = self._executions.execution_of(secret) if secret else None
+        try:
+            execution = self._executions.execution_of(secret) if secret else None
+        except Over as error:
+            raise web.HTTPGone(text=str(error)) from None
         if execution is None:
             raise web.HTTPUnauthorized(text="no live execution has this key")
         return execution
@@ -180,7 +187,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         log.exception("%s %s", request.method, resource.canonical if resource else "?")
         status, text, cause = 500, f"{type(error).__name__}: {error}", error
     spoken = next((dialect for dialect in DIALECTS if request.path.endswith(dialect.path)), DIALECTS[0])
-    return web.Response(status=status, body=spoken.error_body(status, text, cause), content_type="application/json")
+    headers = {"x-should-retry": "false"} if status in FINAL else None
+    return web.Response(status=status, body=spoken.error_body(status, text, cause), content_type="application/json", headers=headers)
 
 
 async def _keep_alive(request: web.Request, response: web.StreamResponse | None) -> web.StreamResponse:

@@ -7,10 +7,12 @@ Invariants:
 - every state follows from the store's records: Group, Execution (handed out), ExecutionEnd. A lost attempt has an ExecutionEnd whose
   reason begins with "lost:", which leaves its index open. After a crash the attempts without an end are lost, at no cost;
 - an index ends once, a group completes once; a repeated dispatch, end or loss changes nothing;
+- a harness's secret is "<execution>-<token>", compared in constant time; that of an execution which is over is told apart from a wrong one;
 - nothing is told (answers, changes, events) before it is durable: callers do `mark = changes.mark()`, commit, `changes.publish(mark)`;
 - oldest group first, lowest index first.
 Each kind of loss has a budget of its own, `retries` further tries an index; when it is spent the index ends as invalid. The losses in
-FREE cost nothing: they are of our own making. Not thread-safe: one event loop calls it.
+FREE cost nothing: they are of our own making. Where executions outlive the gateway (gateway/standalone.py), `recover` keeps them, and
+`token_of` gives the same token for the same execution again. Not thread-safe: one event loop calls it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import heapq
 import hmac
 import secrets
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,6 +36,12 @@ UNDELIVERED = "undelivered"
 NO_CALLS = "no-calls"
 NODE = "node"
 FREE = frozenset({RESTART, UNDELIVERED})
+REMEMBERED = 10_000
+"""Executions that are over whose secrets are still known, to be told so."""
+
+
+class Over(Exception):
+    """A secret of an execution that is over."""
 
 
 class Conflict(Exception):
@@ -102,8 +110,9 @@ class Ledger:
         retries: int = 2,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        token_of: Callable[[int], str] = lambda execution: secrets.token_urlsafe(24),
     ) -> None:
-        self._store, self._retries, self._seed, self._clock = store, retries, seed, clock
+        self._store, self._retries, self._seed, self._clock, self._token_of = store, retries, seed, clock, token_of
         self.changes = ChangeLog(emit)
         self._groups: dict[int, _Group] = {}
         self._live: dict[int, _Live] = {}
@@ -114,11 +123,13 @@ class Ledger:
         self._lost = 0
         self._over: set[int] = set()
         """Executions that have an end, lost ones included."""
+        self._spent: OrderedDict[int, str] = OrderedDict()
+        """The tokens of those that ended last."""
 
     # -- recovery -----------------------------------------------------------------------------------------------------------------
 
-    def recover(self, records: Records, told: Iterable[int]) -> int:
-        """Take over what an earlier gateway left; returns how many executions it had live: they are lost and tried again.
+    def recover(self, records: Records, told: Iterable[int], *, keep: bool = False) -> list[int]:
+        """Take over what an earlier gateway left; returns the executions that it had live: they are lost and tried again, or kept (`keep`).
 
         `told`: executions whose end is in the run's event log already; the ends of others are told now. Commit and publish afterwards.
         """
@@ -134,7 +145,7 @@ class Ledger:
                 self._over.add(record.execution)
             if end is None:
                 place.live = record.execution
-                self._live[record.execution] = _Live(record, "", "", self._clock())
+                self._live[record.execution] = _Live(record, "", self._token_of(record.execution) if keep else "", self._clock())
                 live.append(record.execution)
             elif end.reason.startswith(LOST):
                 place.losses[end.reason.removeprefix(LOST)] += 1
@@ -148,9 +159,9 @@ class Ledger:
             for index, place in enumerate(state.places):
                 if place.end is None and place.live is None:
                     heapq.heappush(self._queue, (number, index))
-        for execution in live:
+        for execution in () if keep else live:
             self.lost(execution, RESTART, "the gateway was restarted")
-        return len(live)
+        return live
 
     # -- the controller -----------------------------------------------------------------------------------------------------------
 
@@ -198,6 +209,17 @@ class Ledger:
             items.append(self._start(group, index, node))
         return items
 
+    def begin(self, group: int, node: str) -> list[dict[str, Any]]:
+        """All executions of a group, started: those that wait, and those that live already. KeyError: there is no such group."""
+        if group not in self._groups:
+            raise KeyError(f"there is no group {group}")
+        waiting = [index for number, index in self._queue if number == group]
+        self._queue = [entry for entry in self._queue if entry[0] != group]
+        heapq.heapify(self._queue)
+        for index in sorted(waiting):
+            self._start(group, index, node)
+        return [self._item(self._live[place.live]) for place in self._groups[group].places if place.live is not None]
+
     def end(
         self, execution: int, reason: str, score: float, valid: bool, seconds: float, detail: str = "", calls: int = 0, tokens: int = 0
     ) -> bool:
@@ -242,12 +264,16 @@ class Ledger:
         return [execution for execution, live in self._live.items() if live.node == node]
 
     def execution_of(self, secret: str) -> int | None:
-        """The live execution that a harness's secret stands for."""
+        """The live execution that a harness's secret stands for, None for a wrong one. Raises Over: the execution is over."""
         name, _, token = secret.partition("-")
-        live = self._live.get(int(name)) if name.isascii() and name.isdigit() and len(name) < 19 else None
-        if live is None or not live.token or not hmac.compare_digest(live.token.encode(), token.encode()):
+        execution = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1
+        live = self._live.get(execution)
+        known = live.token if live is not None else self._spent.get(execution, "")
+        if not hmac.compare_digest(known.encode(), token.encode()) or not known:
             return None
-        return live.record.execution
+        if live is None:
+            raise Over(f"execution {execution} is over")
+        return execution
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
 
@@ -257,7 +283,7 @@ class Ledger:
         self._store.append(record)
         place.attempts += 1
         place.live = record.execution
-        live = self._live[record.execution] = _Live(record, node, secrets.token_urlsafe(24), self._clock())
+        live = self._live[record.execution] = _Live(record, node, self._token_of(record.execution), self._clock())
         self._handed.setdefault(node, set()).add(record.execution)
         self.changes.stage({"kind": "started", **_identity(record), "node": node})
         return self._item(live)
@@ -288,6 +314,9 @@ class Ledger:
             self._handed.get(live.node, set()).discard(execution)
             self._over.add(execution)
             self._place(live.record).live = None
+            self._spent[execution] = live.token
+            if len(self._spent) > REMEMBERED:
+                self._spent.popitem(last=False)
             return live
         if execution not in self._over:
             raise KeyError(f"there is no execution {execution}")

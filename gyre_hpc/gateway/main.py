@@ -38,6 +38,7 @@ from gyre_hpc.gateway.ledger import Ledger
 from gyre_hpc.gateway.parsers import Parsers, make_parsers
 from gyre_hpc.gateway.pump import EventPump
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
+from gyre_hpc.gateway.redact import log_to
 from gyre_hpc.gateway.router import Router
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.model import model_directory
@@ -130,7 +131,7 @@ class Gateway:
         mark = ledger.changes.mark()
         await recorder.committer.commit()
         ledger.changes.publish(mark)
-        log.info("recovered %s; %d executions were live and are tried again", ledger.counts(), lost)
+        log.info("recovered %s; %d executions were live and are tried again", ledger.counts(), len(lost))
 
     async def _seal_now_and_then(self, store: StoreWriter, ledger: Ledger) -> None:
         sealed = _over(ledger)
@@ -227,7 +228,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--host", help="name of this node for the others; overrides gateway.host")
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to()
     paths = RunPaths(arguments.run_dir)
     folder = paths.runtime(arguments.attempt)
     try:

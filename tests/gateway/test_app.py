@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import anthropic
+import openai
 import pytest
+from aiohttp import web
 
 from gyre_hpc.engines.protocol import EngineFault
+from gyre_hpc.gateway.app import HarnessApi, build_app
+from gyre_hpc.gateway.ledger import Over
 from gyre_hpc.gateway.template import TurnRenderer
 from tests.gateway.fakes import Bench, bench, serving, tool_call
 from trees.records import Fate
@@ -116,6 +120,40 @@ async def test_the_secret_may_come_as_a_key(url: str, http: aiohttp.ClientSessio
     for headers, status in (({"x-api-key": "s1"}, 200), ({"Authorization": "Bearer s1"}, 200), ({"x-api-key": "s9"}, 401), ({}, 401)):
         async with http.post(f"{url}/v1/messages", json=body(), headers=headers) as answer:
             assert answer.status == status
+            assert answer.headers.get("x-should-retry") == ("false" if status == 401 else None)
+
+
+async def test_an_execution_that_is_over_makes_clients_stop(made: Bench, http: aiohttp.ClientSession) -> None:
+    """410, and the official SDKs send nothing a second time."""
+
+    class Ended:
+        asked = 0
+
+        def execution_of(self, secret: str) -> int | None:
+            self.asked += 1
+            raise Over("execution 7 is over")
+
+    async def status_of(call: Coroutine[Any, Any, Any]) -> int:
+        try:
+            await call
+        except (anthropic.APIStatusError, openai.APIStatusError) as error:
+            return error.status_code
+        return 200
+
+    ended = Ended()
+    runner = web.AppRunner(build_app(HarnessApi(made.recorder, ended, "policy")))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with (
+        anthropic.AsyncAnthropic(base_url=f"{url}/x/7-secret", api_key="none", max_retries=3) as claude,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="7-secret", max_retries=3) as gpt,
+    ):
+        assert await status_of(claude.messages.create(**body())) == 410
+        assert await status_of(gpt.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}])) == 410
+        assert await status_of(gpt.responses.create(model="m", input="go")) == 410
+    assert ended.asked == 3
+    await runner.cleanup()
 
 
 async def test_probes_and_unknown_paths(url: str, http: aiohttp.ClientSession) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_hpc.gateway.changes import ChangeLog, TooFarBehind
-from gyre_hpc.gateway.ledger import FREE, LOST, NO_CALLS, Conflict, Ledger
+from gyre_hpc.gateway.ledger import FREE, LOST, NO_CALLS, Conflict, Ledger, Over
 from trees.records import Execution, ExecutionEnd, Group, Record
 from trees.store import StoreReader, StoreWriter
 
@@ -29,7 +29,7 @@ class Disk:
         with StoreReader(self.directory) as reader:
             live = self.ledger.recover(reader, [f["execution"] for kind, f in self.events if kind == "execution.end"])
         self.commit()
-        return live
+        return len(live)
 
     def commit(self) -> None:
         mark = self.ledger.changes.mark()
@@ -155,7 +155,39 @@ def test_secrets_stand_for_live_executions_only(disk: Disk) -> None:
     for wrong in (swapped, first["secret"][:-1], f"{first['execution']}-", f"{first['execution']}", "", "-", "²-x", "9" * 40, "é-é"):
         assert disk.ledger.execution_of(wrong) is None
     end(disk, first)
+    with pytest.raises(Over, match="is over"):
+        disk.ledger.execution_of(first["secret"])
+    assert disk.ledger.execution_of(swapped) is None
+
+
+def test_the_secrets_of_executions_that_are_over_are_known_for_a_while(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gyre_hpc.gateway.ledger.REMEMBERED", 1)
+    disk.ledger.dispatch([group(0)])
+    first, second = disk.ledger.work("n1", 2)
+    end(disk, first)
+    end(disk, second)
     assert disk.ledger.execution_of(first["secret"]) is None
+    with pytest.raises(Over):
+        disk.ledger.execution_of(second["secret"])
+
+
+def test_executions_that_outlive_the_gateway_keep_their_secrets(disk: Disk) -> None:
+    disk.ledger = Ledger(disk.store, lambda kind, fields: None, token_of=lambda execution: f"token-of-{execution}")
+    disk.ledger.dispatch([group(0), group(1)])
+    items = disk.ledger.begin(1, "api")
+    assert [item["group"] for item in items] == [1, 1]
+    assert disk.ledger.begin(1, "api") == items
+    assert disk.ledger.counts()["queued"] == 2
+    end(disk, items[0])
+    disk.commit()
+    again = Ledger(disk.store, lambda kind, fields: None, token_of=lambda execution: f"token-of-{execution}")
+    with StoreReader(disk.directory) as reader:
+        assert again.recover(reader, [], keep=True) == [items[1]["execution"]]
+    assert again.execution_of(items[1]["secret"]) == items[1]["execution"]
+    assert again.begin(1, "api") == items[1:]
+    assert (again.counts()["live"], again.counts()["lost"]) == (1, 0)
+    with pytest.raises(KeyError, match="no group 9"):
+        again.begin(9, "api")
 
 
 def test_an_answer_that_was_lost_is_given_again(disk: Disk) -> None:

@@ -1,0 +1,38 @@
+"""Logs without secrets: whatever a library or an exception says of a request, no secret of an execution or of an API gets into a log.
+
+Invariant: a log line of the gateway's process holds no secret that came in a URL (`/x/<secret>/...`), as a key or as a bearer token. The
+formatter sees to it, the last thing before the file, so it holds for tracebacks and for loggers of libraries too.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+_SECRETS = (
+    (re.compile(r"(/x/)[^/\s'\"\\?#]+"), r"\1***"),
+    (re.compile(r"((?:Bearer|x-api-key['\"]?[:,=]\s*b?['\"]?)\s*)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE), r"\1***"),
+    (re.compile(r"\b(\d+-)[A-Za-z0-9_-]{32}(?![A-Za-z0-9_-])"), r"\1***"),
+)
+
+
+def redacted(text: str) -> str:
+    """`text` with every secret replaced by `***`."""
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+class Redacting(logging.Formatter):
+    """The usual lines, redacted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
+
+
+def log_to(*handlers: logging.Handler, level: int = logging.INFO) -> None:
+    """Send this process's log there (none: standard error), redacted."""
+    for handler in handlers or (logging.StreamHandler(),):
+        handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(level)
