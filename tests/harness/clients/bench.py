@@ -33,6 +33,8 @@ from trees.tree import Call, Tree
 
 CELLS = 2
 CAPACITY = 8
+FAULTS = 4
+"""Engine faults in a row that the router bears on one call."""
 DEADLINE = 60.0
 """Seconds that a client may take."""
 
@@ -121,11 +123,9 @@ class Bench:
             said = self.script.said[name]
             assert tree.tokens_of(tree.path(call.prompt)).tolist() == said.asked.request.prompt
             sampled = tree.tokens_of([call.sampled]).tolist() if call.sampled >= 0 else []
-            assert sampled == said.tokens[: len(sampled)]
-            if call.fate is Fate.DELIVERED:
-                assert sampled == said.tokens
-            else:
-                assert not tree.is_target(call.sampled) if call.sampled >= 0 else True
+            assert sampled == said.tokens[: said.said]
+            assert call.fate is not Fate.DELIVERED or said.said == len(said.tokens)
+            assert call.sampled < 0 or tree.is_target(call.sampled) == (call.fate is Fate.DELIVERED)
         kinds = Counter(call.difference for call in calls.values())
         assert set(kinds) <= set(explained), f"differences {kinds}: {self.told(tree)}"
         assert len(self.script.unexpected) == unexpected, [asked.last[:300] for asked in self.script.unexpected]
@@ -138,6 +138,11 @@ class Bench:
         for call in self.calls(ran):
             found.setdefault(self.script.said[f"call-{call.call}"].conversation, []).append(call.role)
         return found
+
+    def usage(self, ran: Ran) -> list[tuple[int, int]]:
+        """(tokens of the prompt, tokens sampled) of every call in order, by the tree."""
+        tree = self.tree(ran.execution)
+        return [(tree.path_length(call.prompt), tree.nodes[call.sampled].length) for call in self.calls(ran) if call.sampled >= 0]
 
     def told(self, tree: Tree) -> str:
         """All calls in a few words, for a look at a failure."""
@@ -160,7 +165,7 @@ async def bench(folder: Path, renderer: TurnRenderer, kind: str, tree: Mapping[s
     config = check(sections, "test")
     script = Script(renderer)
     engines = [ScriptedEngine(script) for _ in range(CELLS)]
-    router = Router(cool_down=0.02, connector=lambda address: engines[int(address.url)])
+    router = Router(FAULTS, cool_down=0.01, connector=lambda address: engines[int(address.url)])
     for cell in range(CELLS):
         router.set_route(cell, EngineAddress("scripted", str(cell), CAPACITY, config.model.window))
     router.open(0)

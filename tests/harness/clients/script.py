@@ -74,6 +74,8 @@ class Conversation:
     name: str
     accepts: Callable[[Asked], bool]
     replies: list[Reply]
+    spare: int = 0
+    """Replies at the end that need not be asked for."""
     asked: int = 0
 
 
@@ -104,10 +106,10 @@ class Script:
     unexpected: list[Asked] = field(default_factory=list)
     tasks: set[asyncio.Future[object]] = field(default_factory=set)
 
-    def on(self, name: str, accepts: Callable[[Asked], bool] | str, *replies: Reply | str) -> None:
+    def on(self, name: str, accepts: Callable[[Asked], bool] | str, *replies: Reply | str, spare: int = 0) -> None:
         """A conversation; a text accepts the prompts in whose first user turn it stands."""
         test = (lambda asked: accepts in asked.first) if isinstance(accepts, str) else accepts
-        self.conversations.append(Conversation(name, test, [r if isinstance(r, Reply) else Reply(r) for r in replies]))
+        self.conversations.append(Conversation(name, test, [r if isinstance(r, Reply) else Reply(r) for r in replies], spare))
 
     def of(self, name: str) -> list[Said]:
         """The calls of one conversation."""
@@ -116,7 +118,7 @@ class Script:
     @property
     def left(self) -> dict[str, int]:
         """Replies that nobody asked for, by conversation."""
-        return {c.name: len(c.replies) - c.asked for c in self.conversations if c.asked < len(c.replies)}
+        return {c.name: len(c.replies) - c.asked for c in self.conversations if c.asked < len(c.replies) - c.spare}
 
     def begin(self, request: GenerateRequest) -> Said:
         """The call with this id; chooses its reply when it is new."""
