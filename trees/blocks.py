@@ -16,7 +16,7 @@ def count_blocks(reader: StoreReader, size: int) -> tuple[int, int]:
         raise ValueError(f"blocks of {size} tokens")
     unique = expanded = 0
     counted: set[int] = set()
-    for execution in sorted(reader.executions()):
+    for execution in reader.executions():
         tree = reader.tree(execution, tokens=False)
         ends = path_ends(tree)
         for call in tree.calls.values():

@@ -14,11 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from trees.errors import StoreError
+from trees.catalogue import Entry
+from trees.errors import Damaged, StoreError
+from trees.ids import Ids
 from trees.records import Boundary, CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Record, Role
 
 SCHEMA = 1
-"""Version of the journal and of the segments. A reader refuses a higher one."""
+"""Version of the segments. A reader refuses a higher one."""
+JOURNAL_SCHEMA = 2
+"""Version of the journal; 1 is read too."""
+_OTHER = "use the version of gyre-hpc that wrote it"
+RESTORE = "restore this file from a copy, or run gyre trees repair"
+_SETS = ("executions", "groups", "lost")
 
 _LENGTH = struct.Struct("<I")
 _GROUP = struct.Struct("<Bqqqq")
@@ -33,17 +40,30 @@ _TAG_GROUP, _TAG_EXECUTION, _TAG_NODE, _TAG_INTENT, _TAG_CALL_END, _TAG_EXECUTIO
 
 @dataclass(frozen=True)
 class Header:
-    """What a journal builds upon: sealed segments 1..`segments`, and the first ids that are free."""
+    """What a journal builds upon: the sealed segments that count, oldest content first, and the first ids that are free.
+
+    `executions`, `groups`: those in segments. `lost`: executions that a repair had to give up; they are in no file. `legacy`: segments 1..n
+    of a store of schema 1, which listed none (see sealed.catalogued).
+    """
 
     generation: int
-    segments: int = 0
+    segments: tuple[Entry, ...] = ()
+    next_segment: int = 1
     next_node: int = 0
     next_call: int = 0
     next_execution: int = 0
+    executions: Ids = field(default_factory=Ids)
+    groups: Ids = field(default_factory=Ids)
+    lost: Ids = field(default_factory=Ids)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    legacy: int = 0
 
     def encode(self) -> bytes:
-        return json.dumps({"schema": SCHEMA, **self.__dict__, "provenance": dict(self.provenance)}).encode()
+        """As JSON."""
+        sets = {name: getattr(self, name).spans for name in _SETS}
+        entries = [entry.as_dict() for entry in self.segments]
+        fields = {**self.__dict__, **sets, "segments": entries, "provenance": dict(self.provenance)}
+        return json.dumps({"schema": JOURNAL_SCHEMA, **fields}).encode()
 
     @staticmethod
     def decode(payload: bytes) -> Header:
@@ -51,13 +71,20 @@ class Header:
         try:
             fields = dict(json.loads(payload))
             schema = fields.pop("schema")
-            if schema != SCHEMA:
+            if schema == SCHEMA:
+                count = fields.pop("segments")
+                return Header(**fields, legacy=count, next_segment=count + 1)
+            if schema != JOURNAL_SCHEMA:
                 raise StoreError(
-                    f"the journal has schema {schema}, this program reads {SCHEMA}", "use the version of gyre-hpc that wrote it"
+                    f"the journal has schema {schema}, this program reads {SCHEMA} and {JOURNAL_SCHEMA}",
+                    _OTHER,
                 )
-            return Header(**fields)
-        except (ValueError, TypeError, KeyError) as error:
-            raise StoreError(f"the journal's header can't be read ({error})", "restore the journal from a copy") from error
+            sets = {name: Ids((first, last) for first, last in fields[name]) for name in _SETS}
+            return Header(**{**fields, **sets, "segments": tuple(Entry.of(entry) for entry in fields["segments"])})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Damaged(
+                f"the journal's header can't be read ({error})", "restore the journal from a copy, or run gyre trees repair"
+            ) from error
 
 
 def encode(record: Record) -> bytes:
@@ -70,9 +97,15 @@ def decode(payload: bytes) -> Iterator[Record]:
     """The records of a payload. StoreError for an unknown tag (the frame's checksum has passed: another version wrote it)."""
     at = 0
     while at < len(payload):
-        (length,) = _LENGTH.unpack_from(payload, at)
-        at += _LENGTH.size
-        yield _record(payload[at : at + length])
+        try:
+            (length,) = _LENGTH.unpack_from(payload, at)
+            at += _LENGTH.size
+            record = _record(payload[at : at + length])
+        except (struct.error, ValueError, IndexError) as error:
+            raise StoreError(
+                f"the journal holds a record that means nothing ({error})", "use the version of gyre-hpc that wrote it"
+            ) from error
+        yield record
         at += length
 
 
@@ -147,7 +180,7 @@ def _record(body: bytes) -> Record:
             _, execution, call, node, depth, digest = _BOUNDARY.unpack_from(body)
             return Boundary(execution, call, node, depth, digest, body[_BOUNDARY.size :])
         case tag:
-            raise StoreError(f"the journal holds a record of unknown kind {tag}", "use the version of gyre-hpc that wrote it")
+            raise StoreError(f"the journal holds a record of unknown kind {tag}", _OTHER)
 
 
 def _node(body: bytes) -> Node:

@@ -14,3 +14,7 @@ class StoreError(Exception):
 
 class Damaged(StoreError):
     """Acknowledged data were changed or removed by somebody else: no further try helps, only a copy of the file."""
+
+
+class Missing(Damaged):
+    """A segment is not there: lost, or merged into another since its journal was read."""

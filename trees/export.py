@@ -22,7 +22,7 @@ from trees.tree import Tree
 def exported(reader: StoreReader) -> Iterator[dict[str, Any]]:
     """Every execution of the view, by id. Arrays are numpy's."""
     groups = reader.groups()
-    for execution in sorted(reader.executions()):
+    for execution in reader.executions():
         tree = reader.tree(execution)
         yield as_dict(tree, groups)
 

@@ -20,10 +20,11 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trees.errors import Damaged, StoreError
-from trees.files import LOCK, write_all, write_durably
+from trees.files import LOCK, TEMPORARY, sync_directory, write_all
 
 _HEAD = struct.Struct("<4sIQI")
 _MAGIC = b"GYJ1"
@@ -127,6 +128,47 @@ def damage_after(fd: int, offset: int, seq: int) -> int | None:
     return None
 
 
+class Draft:
+    """A journal on its way in, under a temporary name: nothing of it counts before `finish`. A failure of any step leaves no trace."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+        self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._end = self._count = 0
+
+    def write(self, payloads: Iterable[bytes]) -> None:
+        """Frames with these payloads, on the disk when this returns."""
+        with self._dropped_on_failure():
+            for payload in payloads:
+                data = frame(self._count, payload)
+                write_all(self._fd, data, self._end)
+                self._end, self._count = self._end + len(data), self._count + 1
+            os.fsync(self._fd)
+
+    def finish(self) -> JournalWriter:
+        """Rename it: from now on it is the newest journal."""
+        with self._dropped_on_failure():
+            os.rename(self._temporary, self._path)
+        sync_directory(self._path.parent)
+        return JournalWriter(self._path, self._fd, self._end, self._count)
+
+    def drop(self) -> None:
+        """Leave no trace."""
+        self._temporary.unlink(missing_ok=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @contextmanager
+    def _dropped_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.drop()
+            raise
+
+
 class JournalWriter:
     """Appends frames to one file; one thread at a time."""
 
@@ -143,16 +185,9 @@ class JournalWriter:
     @staticmethod
     def create(path: Path, payloads: Iterable[bytes]) -> JournalWriter:
         """A new journal that holds these payloads, complete and durable under its name at once. OSError leaves no trace."""
-        count = 0
-
-        def frames() -> Iterator[bytes]:
-            nonlocal count
-            for payload in payloads:
-                yield frame(count, payload)
-                count += 1
-
-        size = write_durably(path, frames())
-        return JournalWriter(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size, count)
+        draft = Draft(path)
+        draft.write(payloads)
+        return draft.finish()
 
     @staticmethod
     def recover(path: Path) -> tuple[JournalWriter, Iterator[bytes]]:
@@ -209,6 +244,12 @@ class JournalWriter:
             os.fsync(self._fd)
         except OSError:
             self._broken = True
+
+    def conclude(self) -> None:
+        """An empty last frame, if there is room: damage to the last commit is told from a torn tail by it. Nothing else needs it."""
+        if not self._broken:
+            with suppress(OSError):
+                self.append(b"")
 
     def refuse(self) -> None:
         """Append nothing more: another journal may have taken this one's place."""

@@ -5,7 +5,7 @@ A record that breaks one is a mistake of the caller: ValueError, and the store i
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Container
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +33,7 @@ def trimmed(record: Record) -> Record:
     return record
 
 
-def check(record: Record, forest: Forest, contents: Contents, groups: Set[int], sealing: Set[int]) -> None:
+def check(record: Record, forest: Forest, contents: Contents, groups: Container[int], sealing: Container[int]) -> None:
     """Raise ValueError if `record` must not follow what is in `forest`. `sealing`: executions that are on their way into a segment."""
     match record:
         case Group():
@@ -115,7 +115,7 @@ def _boundary(record: Boundary, forest: Forest) -> None:
     _need(0 <= record.depth < 1 << 32 and len(record.note) <= NOTE_BYTES, f"boundary of call {record.call}: depth or note too large")
 
 
-def _live(execution: int, forest: Forest, sealing: Set[int]) -> None:
+def _live(execution: int, forest: Forest, sealing: Container[int]) -> None:
     _need(execution in forest.executions and execution not in sealing, f"execution {execution} is unknown or sealed")
 
 

@@ -1,19 +1,23 @@
-"""Writes sealed segments: immutable HDF5 files that explain themselves (docs/architecture.md, "Storage"). Read by sealed.py.
+"""Writes sealed segments: immutable HDF5 files that explain themselves (docs/file-formats.md, "trees"). Read by sealed.py.
 
-`segment-000001.h5`, numbered from 1 without gaps. Columns, not a group per node: `/tokens /logprobs /versions` are as long as all tokens of
-the file; `/nodes /calls /executions /groups` hold one dataset per field. Each dataset describes itself in its attribute `description`.
+`segment-000001.h5`. Columns, not a group per node: `/tokens /logprobs /versions` are as long as all tokens of the file;
+`/nodes /calls /executions /groups` hold one dataset per field. Each dataset describes itself in its attribute `description`.
 
 Invariants: a segment holds whole executions and the ancestor closure of their nodes, so it can be read without any other file;
 a prefix is stored once per file (parent pointer; `nodes/hash` is equal for equal content in all files). Node ids ascend and
-a parent precedes its children; the tokens of one execution lie together. The image is built in memory and written with plain writes:
+a parent precedes its children; what only one execution has lies together. The image is built in memory and written with plain writes:
 HDF5 on a full disk leaves files that look whole and a process that crashes at exit. Row counts are the last thing written into the image.
+
+Every byte that a reader believes has a checksum: values by fletcher32, everything else by the HDF5 1.10 format (`libver` v110: object
+headers and chunk indices with checksums; also a fifth of the older format's size in small files). No string is of variable length: those
+lie in heaps without one. The datasets have their final size, so one chunk needs no index at all.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,17 +25,19 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from trees.catalogue import Entry, digest_of
 from trees.codec import SCHEMA
 from trees.files import write_durably
 from trees.forest import HASH_BYTES, Forest
 from trees.records import Execution, ExecutionEnd, Fate, Group, Node, NodeKind, Role
-from trees.tree import Call, Columns
+from trees.tree import Call
 
 OPEN = 255
 """Value of `calls/fate` when no end was recorded."""
 SEGMENT = re.compile(r"segment-(\d{6,})\.h5")
 TOKEN_CHUNK = 1 << 16
-ROW_CHUNK = 1 << 13
+CHUNK_BYTES = 1 << 18
+"""Of a table's chunk, about: wide texts have fewer rows in one."""
 
 _ABOUT = "trajectory trees of gyre-hpc: sealed, immutable; row i of every dataset in a group is the same object"
 _KIND = h5py.enum_dtype({kind.name: kind.value for kind in NodeKind}, "u1")
@@ -77,6 +83,10 @@ DESCRIPTIONS = {
     "groups/burst": "burst of the dispatch",
 }
 TABLES = ("nodes", "calls", "executions", "groups")
+TOKEN_DTYPES = {"tokens": np.dtype("<i4"), "logprobs": np.dtype("<f4"), "versions": np.dtype("<i4")}
+BLANK = {"logprobs": np.nan, "versions": -1}
+"""What context has in these columns."""
+CODES = {"nodes/kind": _KIND, "nodes/role": _ROLE, "calls/role": _ROLE, "calls/fate": _FATE}
 
 
 class Content(NamedTuple):
@@ -87,58 +97,105 @@ class Content(NamedTuple):
     hashes: Mapping[int, bytes]
 
 
+class Sheet(NamedTuple):
+    """All columns of one segment to be.
+
+    `tables`: one array for each name of DESCRIPTIONS with a slash. `tokens`: how many there are; `parts`: by name (tokens, logprobs,
+    versions) their values, piece by piece, so that they need not be in memory together.
+    """
+
+    tables: Mapping[str, NDArray[Any]]
+    tokens: int
+    parts: Mapping[str, Iterable[NDArray[Any]]]
+
+
 def segment_name(number: int) -> str:
     """The file name of segment `number` (from 1)."""
     return f"segment-{number:06d}.h5"
 
 
-def write_segment(path: Path, number: int, content: Content, provenance: Mapping[str, Any]) -> None:
-    """Build the image and write it durably under `path`. OSError (ENOSPC) leaves no trace."""
-    write_durably(path, [segment_image(number, content, provenance)])
+def write_segment(directory: Path, number: int, sheet: Sheet, provenance: Mapping[str, Any]) -> Entry:
+    """Build the image and write it durably; returns what the catalogue says of it. OSError (ENOSPC) leaves no trace."""
+    image = segment_image(number, sheet, provenance)
+    write_durably(directory / segment_name(number), [image])
+    spans = [span(sheet.tables[f"{table}/id"]) for table in ("executions", "groups", "nodes")]
+    return Entry(number, len(image), digest_of(image), sheet.tokens, *spans)
 
 
-def segment_image(number: int, content: Content, provenance: Mapping[str, Any]) -> bytes:
+def span(ids: NDArray[Any]) -> tuple[int, int]:
+    """(least, greatest) of ascending ids; (-1, -1) of none."""
+    return (int(ids[0]), int(ids[-1])) if len(ids) else (-1, -1)
+
+
+def segment_image(number: int, sheet: Sheet, provenance: Mapping[str, Any]) -> bytes:
     """The bytes of one segment file."""
-    tables, order = _tables(content)
-    columns = Columns.of(order)
-    block = 1 << 20
-    with h5py.File("segment", "w", driver="core", backing_store=False, block_size=block, libver=("earliest", "v110")) as file:
-        file.attrs["description"] = _ABOUT
+    with h5py.File("segment", "w", driver="core", backing_store=False, block_size=1 << 20, libver=("v110", "v110")) as file:
+        _attribute(file, "description", _ABOUT)
         h5py.h5o.set_comment(file["/"].id, _ABOUT.encode())
         file.attrs["schema"] = SCHEMA
         file.attrs["segment"] = number
-        file.attrs["provenance"] = json.dumps(dict(provenance))
-        for name in ("tokens", "logprobs", "versions"):
-            _dataset(file, name, getattr(columns, name), TOKEN_CHUNK)
-        for name, values in tables.items():
-            _dataset(file, name, values, ROW_CHUNK)
+        _attribute(file, "provenance", json.dumps(dict(provenance)))
+        for name, parts in sheet.parts.items():
+            _dataset(file, name, TOKEN_DTYPES[name], (sheet.tokens,), parts)
+        for name, values in sheet.tables.items():
+            _dataset(file, name, values.dtype, values.shape, [values])
         file.flush()
-        file.attrs["rows_tokens"] = len(columns.tokens)
+        file.attrs["rows_tokens"] = sheet.tokens
         for table in TABLES:
-            file.attrs[f"rows_{table}"] = len(tables[f"{table}/id"])
+            file.attrs[f"rows_{table}"] = len(sheet.tables[f"{table}/id"])
         file.flush()
         return bytes(file.id.get_file_image())
 
 
-def _dataset(file: h5py.File, name: str, values: NDArray[Any], chunk: int) -> None:
-    chunks = (max(1, min(len(values), chunk)), *values.shape[1:])
+def _attribute(where: h5py.HLObject, name: str, text: str) -> None:
+    """UTF-8 of fixed length."""
+    data = text.encode() or b" "
+    where.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", len(data)))
+
+
+def _dataset(file: h5py.File, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], parts: Iterable[NDArray[Any]]) -> None:
+    rows = TOKEN_CHUNK
+    if "/" in name:
+        rows = max(16, min(1 << 13, CHUNK_BYTES // (dtype.itemsize * int(np.prod(shape[1:])))))
+    rows = max(1, min(shape[0], rows))
     dataset = file.create_dataset(
         name,
-        data=values,
-        chunks=chunks,
-        maxshape=(None, *values.shape[1:]),
+        shape,
+        dtype,
+        chunks=(rows, *shape[1:]),
+        maxshape=shape if shape[0] else (None, *shape[1:]),
         compression="gzip",
         compression_opts=1,
         shuffle=True,
         fletcher32=True,
     )
+    # Chunk by chunk: nothing else of the process runs while HDF5 compresses, so each piece must be short.
+    for first, piece in _pieces(parts, rows):
+        dataset[first : first + len(piece)] = piece
     # Twice: `h5dump -H` prints comments but no attribute values, and plain h5py shows attributes but no comments.
-    dataset.attrs["description"] = DESCRIPTIONS[name]
+    _attribute(dataset, "description", DESCRIPTIONS[name])
     h5py.h5o.set_comment(dataset.id, DESCRIPTIONS[name].encode())
 
 
-def _tables(content: Content) -> tuple[dict[str, NDArray[Any]], list[Node]]:
-    """All tables, and the nodes in the order in which their tokens are laid out: execution by execution."""
+def _pieces(parts: Iterable[NDArray[Any]], rows: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """(first row, values), each of `rows` values but the last."""
+    held: list[NDArray[Any]] = []
+    first = count = 0
+    for part in parts:
+        at = 0
+        while at < len(part):
+            taken = part[at : at + rows - count]
+            held.append(taken)
+            at, count = at + len(taken), count + len(taken)
+            if count == rows:
+                yield first, np.concatenate(held) if len(held) > 1 else held[0]
+                held, first, count = [], first + count, 0
+    if held:
+        yield first, np.concatenate(held)
+
+
+def sheet_of(content: Content) -> Sheet:
+    """The columns of whole executions; their tokens lie execution by execution."""
     forest = content.forest
     offsets: dict[int, int] = {}
     order: list[Node] = []
@@ -154,8 +211,14 @@ def _tables(content: Content) -> tuple[dict[str, NDArray[Any]], list[Node]]:
     groups = [forest.groups[g] for g in sorted({e.group for e in executions})]
     calls = sorted((call for e in executions for call in forest.calls(e.execution)), key=lambda call: call.call)
     tables = {**node_columns(nodes, offsets, content.hashes), **call_columns(calls)}
-    tables |= {**_execution_columns(executions, [forest.ends[e.execution] for e in executions]), **_group_columns(groups)}
-    return tables, order
+    tables |= {**execution_columns(executions, [forest.ends[e.execution] for e in executions]), **_group_columns(groups)}
+    return Sheet(tables, end, {name: _column(order, name) for name in TOKEN_DTYPES})
+
+
+def _column(nodes: list[Node], name: str) -> Iterator[NDArray[Any]]:
+    for node in nodes:
+        values = getattr(node, name)
+        yield np.full(len(node.tokens), BLANK[name], TOKEN_DTYPES[name]) if values is None else values
 
 
 def node_columns(nodes: list[Node], offsets: Mapping[int, int], hashes: Mapping[int, bytes]) -> dict[str, NDArray[Any]]:
@@ -186,7 +249,7 @@ def call_columns(calls: list[Call]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _execution_columns(executions: list[Execution], ends: list[ExecutionEnd]) -> dict[str, NDArray[Any]]:
+def execution_columns(executions: list[Execution], ends: list[ExecutionEnd]) -> dict[str, NDArray[Any]]:
     return {
         "executions/id": np.array([e.execution for e in executions], "<i8"),
         "executions/group": np.array([e.group for e in executions], "<i8"),

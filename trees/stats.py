@@ -24,7 +24,7 @@ def stats(path: Path) -> dict[str, Any]:
         totals: Counter[str] = Counter()
         differences: Counter[str] = Counter()
         fates: Counter[str] = Counter()
-        for execution in sorted(reader.executions()):
+        for execution in reader.executions():
             tree = reader.tree(execution, tokens=False)
             totals.update(_measure(tree))
             differences.update(call.difference for call in tree.calls.values() if call.fate is not None)
@@ -54,7 +54,7 @@ def stats(path: Path) -> dict[str, Any]:
 def ls(path: Path) -> list[dict[str, Any]]:
     """One row for each execution, by id."""
     with StoreReader(locate(path)) as reader:
-        return [_row(reader.tree(execution, tokens=False)) for execution in sorted(reader.executions())]
+        return [_row(reader.tree(execution, tokens=False)) for execution in reader.executions()]
 
 
 def show(path: Path, execution: int) -> dict[str, Any]:
@@ -128,9 +128,9 @@ def _stored(reader: StoreReader) -> tuple[int, int]:
     ids = [np.fromiter(reader.live.nodes, np.int64)]
     lengths = [np.fromiter((len(node.tokens) for node in reader.live.nodes.values()), np.int64)]
     for segment in reader.segments:
-        with segment.open() as file:
-            ids.append(file["nodes/id"][:])
-            lengths.append(file["nodes/length"][:])
+        ids.append(segment.column("nodes/id"))
+        lengths.append(segment.column("nodes/length"))
+        segment.forget()
     _, first = np.unique(np.concatenate(ids), return_index=True)
     return len(first), int(np.concatenate(lengths)[first].sum())
 

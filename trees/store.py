@@ -1,19 +1,22 @@
 """The store of one run: one writer, and any number of readers in other processes (reader.py).
 
 Files of a directory: `journal-000007.log` (the append path), `segment-000001.h5`.. (sealed executions), `writer.lock`.
-The newest journal is the truth: its header says how many segments count. A seal writes segments, then a new journal
-that holds what lives on and counts them, and removes the old journal; the rename of the new journal is the one moment at which everything
-moves, so a crash at any place loses and doubles nothing. A segment beyond the count is debris of a seal that did not finish.
+The newest journal is the truth: its header lists the segments that count. A seal writes segments, then a new journal
+that holds what lives on and lists them, and removes the old journal; the rename of the new journal is the one moment at which everything
+moves, so a crash at any place loses and doubles nothing. A segment that is not listed is debris of a seal that did not finish. A seal also
+merges segments when there are many (catalogue.py says which); the same rename puts the merged one in their place.
 
 Invariants: what `commit` returned for is on the disk; ids are dense and, once a record with them was committed, never used again;
 a node never changes and its id stays good for ever (a sealed prefix that is used again is repeated in the journal under its id);
-context under the same parent with the same tokens is one node, whichever execution brought it.
+context under the same parent with the same tokens is one node, whichever execution brought it. Memory is that of what lives.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -22,19 +25,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trees import sealing
+from trees.catalogue import Entry, to_merge
 from trees.codec import Header, decode, encode, payloads
 from trees.errors import Damaged, StoreError
 from trees.files import LOCK, TEMPORARY, WriterLock, sync_directory
 from trees.forest import Contents, Forest
-from trees.journal import FRAME_LIMIT, JOURNAL, JournalWriter, journal_name, newest_journal
+from trees.ids import AnyOf
+from trees.journal import FRAME_LIMIT, JOURNAL, Draft, JournalWriter, journal_name, newest_journal
+from trees.merging import check_digest, merged
 from trees.reader import StoreReader
-from trees.records import Execution, Group, Intent, Node, NodeKind, Record, Role
+from trees.records import Execution, Intent, Node, NodeKind, Record, Role
 from trees.rules import check, trimmed
-from trees.sealed import Segment, counted_segments
-from trees.segment import SEGMENT, Content, segment_name, write_segment
+from trees.sealed import Segment, catalogued
+from trees.segment import SEGMENT, Sheet, segment_name, sheet_of, write_segment
+from trees.shelf import Shelf
 
 __all__ = ["StoreError", "StoreReader", "StoreWriter"]
 
+log = logging.getLogger(__name__)
 SEGMENT_TOKENS = 1 << 25
 """Tokens after which a seal begins another segment (one execution is never cut)."""
 
@@ -56,14 +65,17 @@ class StoreWriter:
         self._pending: list[bytes] = []
         self._appended = self._committed = 0
         self._sealing: frozenset[int] = frozenset()
+        self._late: list[Record] | None = None
+        """What was appended since the next journal was begun; None: none is being written."""
         self._abandoned: set[int] = set()
-        self._known_groups: set[int] = set()
-        self._sealed_groups: set[int] = set()
-        self._segments: list[Segment] = []
+        self._set_aside: set[int] = set()
+        """Damaged segments, which are not merged: what is wrong must not spread."""
         self._next_node = self._next_call = self._next_execution = 0
-        self._generation = 0
         self._closed = False
         self._journal: JournalWriter
+        self._header = Header(0)
+        self._next_segment = 1
+        self._shelf = Shelf(directory)
         self.forest = Forest()
         self._contents = Contents()
         directory.mkdir(parents=True, exist_ok=True)
@@ -104,7 +116,9 @@ class StoreWriter:
                 self._bring_back(record.prompt)
             elif isinstance(record, Execution):
                 self._bring_back_group(record.group)
-            check(record, self.forest, self._contents, self._known_groups, self._sealing)
+                if record.execution in self._shelf.executions:
+                    raise ValueError(f"execution {record.execution} exists and is sealed")
+            check(record, self.forest, self._contents, AnyOf(self.forest.groups, self._shelf.groups), self._sealing)
             self._take(record)
 
     def context_node(self, parent: int, tokens: NDArray[np.int32], execution: int, call: int, role: Role) -> int:
@@ -122,6 +136,8 @@ class StoreWriter:
     def _take(self, record: Record) -> None:
         self._pending.append(encode(record))
         self._appended += 1
+        if self._late is not None:
+            self._late.append(record)
         self._apply(record)
 
     def _apply(self, record: Record) -> None:
@@ -135,26 +151,23 @@ class StoreWriter:
                 self._next_call = max(self._next_call, record.call + 1)
             case Execution():
                 self._next_execution = max(self._next_execution, record.execution + 1)
-            case Group():
-                self._known_groups.add(record.group)
 
     def _bring_back(self, node: int) -> None:
         """Repeat a sealed node and its ancestors in the journal, so that the next segment is self-contained again."""
         if node < 0 or node in self.forest.nodes:
             return
-        for segment in reversed(self._segments):
-            if segment.holds(node):
-                for old in segment.nodes(segment.rows_of([node])):
-                    if old.node not in self.forest.nodes:
-                        self._take(old)
-                segment.forget()
-                return
-            segment.forget()
+        segment = self._shelf.holder(node)
+        if segment is not None:
+            for old in segment.nodes(segment.rows_of([node])):
+                if old.node not in self.forest.nodes:
+                    self._take(old)
+        self._shelf.rest()
 
     def _bring_back_group(self, group: int) -> None:
         """Repeat a sealed group in the journal: a later execution of it needs it in its own segment."""
-        if group not in self.forest.groups and group in self._known_groups:
-            self._take(next(segment.groups[group] for segment in self._segments if group in segment.groups))
+        if group not in self.forest.groups and group in self._shelf.groups:
+            self._take(self._shelf.group(group))
+            self._shelf.rest()
 
     # -- durability -----------------------------------------------------------------------------------------------------------
     def commit(self) -> None:
@@ -190,110 +203,144 @@ class StoreWriter:
         """Move executions that have ended into immutable segments and rotate the journal; returns the new segments.
 
         An ended execution with a call in flight stays until that call has ended. Safe in a thread while others append and commit: the
-        segments are built aside. OSError (ENOSPC): the store is as before.
+        segments, merged ones too, are built aside. OSError (ENOSPC): the store is as before; a merge without room is put off.
         """
         with self._seal:
             self.commit()
             with self._state:
-                ready = [e for e in self.forest.ends if not self.forest.open_calls.get(e, set()) - self._abandoned]
+                ready = sealing.ready(self.forest, self._abandoned)
                 self._sealing = frozenset(ready)
-                contents = [self._content(batch) for batch in self._batches(ready)]
-            first = len(self._segments) + 1
-            paths = [self.directory / segment_name(first + i) for i in range(len(contents))]
+                parts = sealing.contents(self.forest, self._contents.hashes, ready, SEGMENT_TOKENS)
+            made: list[Entry] = []
             try:
-                for number, (path, content) in enumerate(zip(paths, contents, strict=True), first):
-                    write_segment(path, number, content, self._provenance)
-                if paths:
-                    self._rotate(paths)
+                for part in parts:
+                    self._write(sheet_of(part), made)
+                if made:
+                    self._rotate(self._merge([*self._shelf.entries, *made], made))
+                    self._remove([entry for entry in made if entry not in self._shelf.entries])
             except BaseException:
-                if newest_journal(self.directory) == self._generation:
-                    for path in paths:
-                        path.unlink(missing_ok=True)
+                if newest_journal(self.directory) == self._header.generation:
+                    self._remove(made)
                 raise
             finally:
                 self._sealing = frozenset()
-            return paths
+            return [self.directory / segment_name(entry.number) for entry in made if entry in self._shelf.entries]
 
-    def _batches(self, executions: list[int]) -> Iterator[list[int]]:
-        batch: list[int] = []
-        size = 0
-        for execution in executions:
-            batch.append(execution)
-            size += sum(len(self.forest.nodes[node].tokens) for node in self.forest.closure(execution))
-            if size >= SEGMENT_TOKENS:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
+    def _write(self, sheet: Sheet, made: list[Entry]) -> Entry:
+        number, self._next_segment = self._next_segment, self._next_segment + 1
+        entry = write_segment(self.directory, number, sheet, self._provenance)
+        made.append(entry)
+        return entry
 
-    def _content(self, executions: list[int]) -> Content:
-        """A forest of these executions alone, that later appends don't touch."""
-        part = Forest()
-        for record in self.forest.of_executions(executions):
-            part.apply(record)
-        part.groups = {e.group: self.forest.groups[e.group] for e in part.executions.values()}
-        return Content(executions, part, {node: self._contents.hashes[node] for node in part.nodes})
+    def _remove(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            (self.directory / segment_name(entry.number)).unlink(missing_ok=True)
 
-    def _rotate(self, paths: list[Path]) -> None:
-        """Make the segments count and the journal short, in one rename. Commits wait meanwhile, appends do not."""
-        segments = [*self._segments, *(Segment(path) for path in paths)]
-        with self._io:
+    def _merge(self, entries: list[Entry], made: list[Entry]) -> list[Entry]:
+        """The catalogue with one segment in place of several, if it is time. What can't be merged stays as it is."""
+        chosen = to_merge([entry for entry in entries if entry.number not in self._set_aside])
+        if not chosen:
+            return entries
+        # Objects of its own: appends of other threads read from the shelf's.
+        paths = [self.directory / segment_name(entry.number) for entry in chosen]
+        segments = [Segment(path, entry) for path, entry in zip(paths, chosen, strict=True)]
+        at = entries.index(chosen[-1])
+        try:
+            # All of them, so that each damaged one is told of once.
+            if not all([self._is_sound(path, entry) for path, entry in zip(paths, chosen, strict=True)]):  # noqa: C419
+                return self._merge(entries, made)
+            new = self._write(merged(segments), made)
+        except OSError as error:
+            log.warning("segments of %s are not merged now: %s", self.directory, error)
+            return entries
+        except Damaged as error:
+            log.warning("%s; nothing is merged with it", error)
+            self._set_aside.update(entry.number for entry in chosen)
+            return entries
+        finally:
+            for segment in segments:
+                segment.forget()
+        return [entry for entry in [*entries[: at + 1], new, *entries[at + 1 :]] if entry not in chosen]
+
+    def _is_sound(self, path: Path, entry: Entry) -> bool:
+        try:
+            check_digest(path, entry)
+        except Damaged as error:
+            log.warning("%s; nothing is merged with it", error)
+            self._set_aside.add(entry.number)
+            return False
+        return True
+
+    def _rotate(self, entries: list[Entry]) -> None:
+        """Make these segments count and the journal short, in one rename.
+
+        Appends and commits go on while the bulk is written; commits wait only while what came meanwhile is added.
+        """
+        with self._state:
+            living = sealing.living(self.forest, self._sealing, self._shelf.groups)
+            self._late = []
+            header = self._next_header(entries)
+        path = self.directory / journal_name(header.generation)
+        try:
+            draft = Draft(path)
+            draft.write(chain([header.encode()], payloads(living, FRAME_LIMIT)))
+            successor = sealing.Successor(living, self._contents.hashes)
+            with self._io:
+                self._switch(header, draft, successor)
+        finally:
+            with self._state:
+                self._late = None
+
+    def _next_header(self, entries: list[Entry]) -> Header:
+        gone = [self.forest.executions[e] for e in self._sealing]
+        return replace(
+            self._header,
+            generation=self._header.generation + 1,
+            segments=tuple(entries),
+            next_segment=self._next_segment,
+            next_node=self._next_node,
+            next_call=self._next_call,
+            next_execution=self._next_execution,
+            executions=self._shelf.executions.union(self._sealing),
+            groups=self._shelf.groups.union(e.group for e in gone),
+            provenance=self._provenance or self._header.provenance,
+        )
+
+    def _switch(self, header: Header, draft: Draft, successor: sealing.Successor) -> None:
+        """To the next journal: it gets what was appended since it was begun. No commit runs; appends do."""
+        try:
             self._lock.check()
             with self._state:
-                living = self._living()
-                ids = (self._next_node, self._next_call, self._next_execution)
+                first, self._late = self._late or [], []
                 held, self._pending = self._pending, []
-            header = Header(self._generation + 1, len(segments), *ids, self._provenance)
-            path = self.directory / journal_name(header.generation)
+                more = [*successor.take(first, self.forest), *first]
             try:
-                fresh = JournalWriter.create(path, chain([header.encode()], payloads(living, FRAME_LIMIT)))
+                if more:
+                    draft.write(payloads(more, FRAME_LIMIT))
+                fresh = draft.finish()
             except BaseException:
                 with self._state:
                     self._pending = held + self._pending
-                if path.exists():
-                    self._journal.refuse()
                 raise
-            with self._state:
-                self._adopt(living)
-                old, self._journal = self._journal, fresh
-                self._generation, self._segments = header.generation, segments
-                self._sealed_groups.update(*(segment.groups for segment in segments[-len(paths) :]))
-                self._committed = self._appended - len(self._pending)
-            old.close()
-            old.path.unlink(missing_ok=True)
-            sync_directory(self.directory)
-
-    def _adopt(self, living: list[Record]) -> None:
-        """Hold in memory what the new journal holds, and what was appended while it was written; that stays pending."""
-        forest = Forest()
-        for record in living:
-            forest.apply(record)
-        late = [record for payload in self._pending for record in decode(payload)]
-        repeated = self._leaned_on(late, forest)
-        for record in [*repeated, *late]:
-            forest.apply(record)
-        if repeated:
-            # In one piece with the first late record: tickets count pieces.
-            self._pending[0] = b"".join(map(encode, repeated)) + self._pending[0]
-        self.forest = forest
-        self._contents = Contents.of(forest.nodes, self._contents.hashes)
-
-    def _leaned_on(self, late: list[Record], forest: Forest) -> list[Record]:
-        """What late records go on from and only the segments hold now."""
-        new = {record.node for record in late if isinstance(record, Node)}
-        starts = [r.parent if isinstance(r, Node) else r.prompt for r in late if isinstance(r, Node | Intent)]
-        nodes = {node for start in starts for node in self.forest.ancestry(start)} - new - set(forest.nodes)
-        known = {record.group for record in late if isinstance(record, Group)} | set(forest.groups)
-        groups = {record.group for record in late if isinstance(record, Execution)} - known
-        return [*(self.forest.groups[group] for group in sorted(groups)), *(self.forest.nodes[node] for node in sorted(nodes))]
-
-    def _living(self) -> list[Record]:
-        """What the next journal must repeat: executions that are not in a segment now, and groups that are in none."""
-        live = [e for e in self.forest.executions if e not in self._sealing]
-        needed = {self.forest.executions[e].group for e in live}
-        sealing = {self.forest.executions[e].group for e in self._sealing}
-        groups = [group for g, group in self.forest.groups.items() if g in needed or not (g in sealing or g in self._sealed_groups)]
-        return [*groups, *self.forest.of_executions(live, boundaries=True)]
+        except BaseException:
+            draft.drop()
+            if (self.directory / journal_name(header.generation)).exists():
+                self._journal.refuse()
+            raise
+        with self._state:
+            repeated = successor.take(self._late or [], self.forest)
+            if repeated:
+                # In one piece with the first late record: tickets count pieces.
+                self._pending[0] = b"".join(map(encode, repeated)) + self._pending[0]
+            self.forest, self._contents = successor.forest, successor.contents
+            old, self._journal = self._journal, fresh
+            before, self._shelf = self._shelf, Shelf(self.directory, header, self._shelf)
+            self._header = header
+            self._committed = self._appended - len(self._pending)
+        old.close()
+        old.path.unlink(missing_ok=True)
+        self._remove([entry for entry in before.entries if entry not in header.segments])
+        sync_directory(self.directory)
 
     def close(self) -> None:
         """Commit and give the directory back. Raises what `commit` raises; the directory is given back all the same."""
@@ -303,8 +350,10 @@ class StoreWriter:
             self._closed = True
             try:
                 self.commit()
+                self._journal.conclude()
             finally:
                 self._journal.close()
+                self._shelf.rest()
                 self._lock.release()
 
     def __enter__(self) -> StoreWriter:
@@ -321,34 +370,36 @@ class StoreWriter:
         if newest is None:
             self._journal = self._create()
             return
-        self._generation = newest
         self._journal, replay = JournalWriter.recover(self.directory / journal_name(newest))
         first = next(replay, None)
         if first is None:
-            raise Damaged(f"{self._journal.path} has no header", "restore this file from a copy")
-        header = Header.decode(first)
-        self._segments = counted_segments(self.directory, header.segments)
-        for segment in self._segments:
-            self._sealed_groups.update(segment.groups)
-        self._known_groups.update(self._sealed_groups)
+            raise Damaged(f"{self._journal.path} has no header", "restore this file from a copy, or run gyre trees repair")
+        self._header = header = catalogued(self.directory, Header.decode(first))
+        if header.generation != newest:
+            raise Damaged(f"{self._journal.path} is journal {header.generation}", "give the file its own name again")
+        self._shelf = Shelf(self.directory, header)
+        for segment in self._shelf.segments:
+            segment.open().close()
         self._next_node, self._next_call, self._next_execution = header.next_node, header.next_call, header.next_execution
+        self._next_segment = header.next_segment
         for payload in replay:
             for record in decode(payload):
                 self._apply(record)
         self._abandoned = {call for calls in self.forest.open_calls.values() for call in calls}
-        self._remove_debris(newest, header.segments)
+        self._remove_debris(newest, {segment.path.name for segment in self._shelf.segments})
 
     def _create(self) -> JournalWriter:
         if any(SEGMENT.fullmatch(path.name) for path in self.directory.iterdir()):
-            raise StoreError(f"{self.directory} holds segments and no journal", "restore the newest journal-*.log from a copy")
-        self._generation = 1
-        header = Header(1, provenance=self._provenance)
-        return JournalWriter.create(self.directory / journal_name(1), [header.encode()])
+            raise StoreError(
+                f"{self.directory} holds segments and no journal", "restore the newest journal-*.log from a copy, or run gyre trees repair"
+            )
+        self._header = Header(1, provenance=self._provenance)
+        return JournalWriter.create(self.directory / journal_name(1), [self._header.encode()])
 
-    def _remove_debris(self, generation: int, segments: int) -> None:
-        """What a crash in the middle of a seal left: older journals, or segments that no journal counts."""
+    def _remove_debris(self, generation: int, segments: set[str]) -> None:
+        """What a crash in the middle of a seal left: older journals, and segments that no journal lists."""
         for path in self.directory.iterdir():
-            journal, segment = JOURNAL.fullmatch(path.name), SEGMENT.fullmatch(path.name)
-            if (journal and int(journal[1]) < generation) or (segment and int(segment[1]) > segments):
+            journal = JOURNAL.fullmatch(path.name)
+            if (journal and int(journal[1]) < generation) or (SEGMENT.fullmatch(path.name) and path.name not in segments):
                 path.unlink()
         sync_directory(self.directory)

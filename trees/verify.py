@@ -1,7 +1,8 @@
 """Reads every byte of a store and checks every invariant: behind `gyre trees verify`.
 
-Segments are checked on their plain columns, the journal on the same columns made from its records. Each problem is one line that
-names the file and the place; an empty list means that all is well. An uncommitted tail of the journal is no problem: it is cut next.
+A segment's bytes are compared with the digest that the journal has of it, so any changed byte is found, whatever it means. Segments
+are checked on their plain columns, the journal on the same columns made from its records. Each problem is one line that names the
+file and the place; an empty list means that all is well. An uncommitted tail of the journal is no problem: it is cut next.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trees.catalogue import Entry
 from trees.codec import Header, decode
-from trees.errors import StoreError
-from trees.forest import Contents, Forest, content_hash
+from trees.errors import Damaged, Missing, StoreError
+from trees.forest import HASH_BYTES, Contents, Forest, content_hash
 from trees.journal import Scan, damage_after, journal_name, newest_journal
+from trees.merging import check_digest
 from trees.reader import locate
 from trees.records import NodeKind, Role
-from trees.sealed import Segment
-from trees.segment import DESCRIPTIONS, OPEN, call_columns, node_columns, segment_name
+from trees.sealed import Segment, catalogued
+from trees.segment import DESCRIPTIONS, OPEN, call_columns, node_columns, segment_name, span
 from trees.tree import Columns
 
 LOGPROB_MOST = 1e-4
@@ -31,25 +34,80 @@ _TRIES = 100
 Table = Mapping[str, NDArray[Any]]
 
 
+class Seen:
+    """What the files so far hold: ids and hashes of nodes, and where each execution is. Arrays only: a store may have millions."""
+
+    def __init__(self) -> None:
+        self._nodes = np.zeros(0, np.int64)
+        self._hashes = np.zeros((0, HASH_BYTES), np.uint8)
+        self._executions = np.zeros(0, np.int64)
+        self._homes = np.zeros(0, np.int64)
+        self._files: list[str] = []
+        self.groups = np.zeros(0, np.int64)
+
+    def nodes(self, ids: NDArray[np.int64], hashes: NDArray[np.uint8]) -> Iterator[str]:
+        """Take a file's nodes in (ascending); tells of those that differ from the same ones in an earlier file."""
+        at = np.minimum(np.searchsorted(self._nodes, ids), max(0, len(self._nodes) - 1))
+        known = self._nodes[at] == ids if len(self._nodes) else np.zeros(len(ids), bool)
+        for node in ids[known][(self._hashes[at[known]] != hashes[known]).any(axis=1)]:
+            yield f"node {node} differs from the same node in an earlier segment"
+        joined = np.concatenate([self._nodes, ids[~known]])
+        order = np.argsort(joined, kind="stable")
+        self._nodes, self._hashes = joined[order], np.concatenate([self._hashes, hashes[~known]])[order]
+
+    def executions(self, ids: NDArray[np.int64], file: str) -> Iterator[str]:
+        """Take a file's executions in; tells of those that another file has as well."""
+        for execution in np.intersect1d(ids, self._executions):
+            home = self._files[self._homes[self._executions == execution][0]]
+            yield f"execution {execution} is also in {home}"
+        self._executions = np.concatenate([self._executions, ids])
+        self._homes = np.concatenate([self._homes, np.full(len(ids), len(self._files))])
+        self._files.append(file)
+
+    def missing(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of these executions that no file has."""
+        return np.setdiff1d(ids, self._executions)
+
+
 def verify(path: Path) -> list[str]:
     """All problems of the store at `path` (a store or a run directory). StoreError if there is none, or its header can't be read."""
     directory = locate(path)
+    for _ in range(_TRIES):
+        generation, problems, gone = _verified(directory)
+        if not gone or newest_journal(directory) == generation:
+            return problems
+        # A writer merged segments while we read: what it made of them is in the next journal.
+    raise StoreError(f"{directory}: the journal was replaced {_TRIES} times while it was read", "try again")
+
+
+def _verified(directory: Path) -> tuple[int, list[str], bool]:
+    """(the journal's generation, problems, whether a segment was not there)."""
     name, fd = _open_newest(directory)
-    problems: list[str] = []
-    hashes: dict[int, bytes] = {}
-    homes: dict[int, str] = {}
-    groups: set[int] = set()
     header, forest, damage = _replay(fd)
-    problems += [f"{name}: {problem}" for problem in damage]
-    for number in range(1, header.segments + 1):
-        file = segment_name(number)
+    header = catalogued(directory, header)
+    problems = [f"{name}: {problem}" for problem in damage]
+    seen, gone = Seen(), False
+    for entry in header.segments:
+        segment = Segment(directory / segment_name(entry.number))
         try:
-            found = list(_segment(Segment(directory / file), hashes, homes, groups))
+            found = list(_segment(segment, entry, seen))
         except (StoreError, OSError, ValueError, KeyError) as error:
+            gone = gone or isinstance(error, Missing)
             found = [f"can't be read: {' '.join(str(error).split())}"]
-        problems += [f"{file}: {problem}" for problem in found]
-    problems += [f"{name}: {problem}" for problem in _journal(forest, hashes, homes, groups)]
-    return problems
+        finally:
+            segment.forget()
+        problems += [f"{segment.path.name}: {problem}" for problem in found]
+    problems += [f"{name}: {problem}" for problem in _catalogue(header, seen)]
+    problems += [f"{name}: {problem}" for problem in _journal(name, forest, seen)]
+    return header.generation, problems, gone
+
+
+def _catalogue(header: Header, seen: Seen) -> Iterator[str]:
+    lacking = seen.missing(np.array(list(header.executions), np.int64))
+    if len(lacking):
+        yield f"sealed executions that are in no segment: {_some(lacking)}"
+    if len(header.lost):
+        yield f"executions that a repair gave up: {_some(list(header.lost))}"
 
 
 def _open_newest(directory: Path) -> tuple[str, int]:
@@ -77,7 +135,7 @@ def _replay(fd: int) -> tuple[Header, Forest, list[str]]:
         os.close(fd)
 
 
-def _journal(forest: Forest, hashes: dict[int, bytes], homes: dict[int, str], groups: set[int]) -> Iterator[str]:
+def _journal(name: str, forest: Forest, seen: Seen) -> Iterator[str]:
     nodes = [forest.nodes[node] for node in sorted(forest.nodes)]
     missing = [node.node for node in nodes if node.parent >= 0 and node.parent not in forest.nodes]
     if missing:
@@ -90,40 +148,40 @@ def _journal(forest: Forest, hashes: dict[int, bytes], homes: dict[int, str], gr
     columns = Columns.of(nodes)
     yield from _structure(table, set(forest.executions), len(columns.tokens))
     yield from _values(table, columns)
-    yield from _same(contents.hashes, hashes)
-    for execution in sorted(set(forest.executions) & set(homes)):
-        yield f"execution {execution} is also in {homes[execution]}"
+    yield from seen.nodes(table["nodes/id"], table["nodes/hash"])
+    yield from seen.executions(np.array(sorted(forest.executions), np.int64), name)
     for e in forest.executions.values():
-        if e.group not in forest.groups and e.group not in groups:
+        if e.group not in forest.groups and e.group not in seen.groups:
             yield f"execution {e.execution} is of the unknown group {e.group}"
 
 
-def _segment(segment: Segment, hashes: dict[int, bytes], homes: dict[int, str], groups: set[int]) -> Iterator[str]:
-    with segment.open() as file:
-        table: dict[str, NDArray[Any]] = {}
-        for name in DESCRIPTIONS:
-            table[name] = file[name][:]
-            rows = segment.rows[name.split("/")[0] if "/" in name else "tokens"]
-            if len(table[name]) != rows:
-                raise StoreError(f"/{name} has {len(table[name])} rows, {rows} were committed", "restore this file from a copy")
-            if not file[name].fletcher32:
-                yield f"/{name} has no checksums"
+def _segment(segment: Segment, entry: Entry, seen: Seen) -> Iterator[str]:
+    try:
+        check_digest(segment.path, entry)
+    except Damaged as error:
+        yield error.what
+    table = {name: segment.column(name) for name in DESCRIPTIONS}
+    yield from seen.executions(table["executions/id"], segment.path.name)
+    bare = segment.without_checksums()
+    if bare:
+        yield f"{', '.join(f'/{name}' for name in bare)} without checksums"
+    for kind in ("executions", "groups", "nodes"):
+        if span(table[f"{kind}/id"]) != getattr(entry, kind):
+            yield f"{kind} {span(table[f'{kind}/id'])} where the journal says {getattr(entry, kind)}"
     columns = Columns(table["tokens"], table["logprobs"], table["versions"])
-    found = list(_structure(table, set(segment.executions), len(columns.tokens)))
+    found = list(_structure(table, set(table["executions/id"].tolist()), len(columns.tokens)))
     yield from found
     if found:
         return
     yield from _values(table, columns)
     own = {int(node): bytes(digest) for node, digest in zip(table["nodes/id"], table["nodes/hash"], strict=True)}
     yield from _hashes(table, columns.tokens, own)
-    yield from _same(own, hashes)
-    for e in segment.executions.values():
-        if e.group not in segment.groups or not 0 <= e.index < segment.groups[e.group].size:
-            yield f"execution {e.execution}: group {e.group} or index {e.index} is unknown"
-        if e.execution in homes:
-            yield f"execution {e.execution} is also in {homes[e.execution]}"
-        homes[e.execution] = segment.path.name
-    groups.update(segment.groups)
+    yield from seen.nodes(table["nodes/id"], table["nodes/hash"])
+    sizes = dict(zip(table["groups/id"].tolist(), table["groups/size"].tolist(), strict=True))
+    for execution, group, index in zip(*(table[f"executions/{name}"].tolist() for name in ("id", "group", "index")), strict=True):
+        if not 0 <= index < sizes.get(group, 0):
+            yield f"execution {execution}: group {group} or index {index} is unknown"
+    seen.groups = np.union1d(seen.groups, table["groups/id"])
 
 
 def _structure(table: Table, executions: set[int], tokens: int) -> Iterator[str]:
@@ -193,13 +251,6 @@ def _hashes(table: Table, tokens: NDArray[np.int32], own: Mapping[int, bytes]) -
     for node, parent, offset, length, kind in zip(*(table[f"nodes/{name}"].tolist() for name in names), strict=True):
         if content_hash(own.get(parent, bytes(16)), NodeKind(kind), tokens[offset : offset + length]) != own[node]:
             yield f"the content of node {node} does not have its hash"
-
-
-def _same(own: Mapping[int, bytes], hashes: dict[int, bytes]) -> Iterator[str]:
-    """A node that several files hold is the same in all of them."""
-    for node, digest in own.items():
-        if hashes.setdefault(node, digest) != digest:
-            yield f"node {node} differs from the same node in an earlier segment"
 
 
 def _some(ids: Any) -> str:

@@ -56,7 +56,7 @@ class Store(Protocol):
 
 
 class Records(Protocol):
-    """What recovery needs of trees.store.StoreReader."""
+    """What recovery needs of trees.store.StoreReader; values come in ascending order of their ids."""
 
     def groups(self) -> Mapping[int, Group]: ...
     def executions(self) -> Mapping[int, Execution]: ...
@@ -133,11 +133,11 @@ class Ledger:
 
         `told`: executions whose end is in the run's event log already; the ends of others are told now. Commit and publish afterwards.
         """
-        for group in sorted(records.groups().values(), key=lambda g: g.group):
+        for group in records.groups().values():
             self._groups[group.group] = _Group(group, [_Place() for _ in range(group.size)])
         ends, known = records.ends(), set(told)
         live = []
-        for record in sorted(records.executions().values(), key=lambda e: e.execution):
+        for record in records.executions().values():
             place = self._groups[record.group].places[record.index]
             place.attempts = max(place.attempts, record.attempt + 1)
             end = ends.get(record.execution)

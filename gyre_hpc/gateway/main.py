@@ -120,14 +120,15 @@ class Gateway:
 
     async def _recover(self, ledger: Ledger, recorder: Recorder) -> None:
         told = [int(event["execution"]) for event in read_events(self.paths.events) if event["kind"] == "execution.end"]
-        kept = StoreReader(self.paths.trees)
-        gone = sorted(set(told) - kept.ends().keys())
-        if gone:  # an end is in the trees before it is told: somebody took them away, and ids would be given a second time
-            raise GyreError(
-                f"{self.paths.trees} lacks {len(gone)} executions that events.jsonl tells of, the first is {gone[0]}",
-                "restore trees/ from a copy, or set run.dir to a new folder",
-            )
-        lost = ledger.recover(kept, told)
+        with StoreReader(self.paths.trees) as kept:
+            over = kept.ends()
+            gone = sorted(execution for execution in set(told) if execution not in over and execution not in kept.lost)
+            if gone:  # an end is in the trees before it is told: somebody took them away, and ids would be given a second time
+                raise GyreError(
+                    f"{self.paths.trees} lacks {len(gone)} executions that events.jsonl tells of, the first is {gone[0]}",
+                    "restore trees/ from a copy, or set run.dir to a new folder",
+                )
+            lost = ledger.recover(kept, told)
         mark = ledger.changes.mark()
         await recorder.committer.commit()
         ledger.changes.publish(mark)

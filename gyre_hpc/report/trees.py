@@ -5,6 +5,7 @@ Everything only reads the store; all of it works while the gateway writes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def _user_errors() -> Iterator[None]:
 def draw_most_branched(folder: Path) -> Drawing | None:
     """The ended execution with the most leaves among the newest 200 (ties: more nodes)."""
     with _user_errors(), StoreReader(folder) as reader:
-        newest = sorted(reader.ends())[-200:]
+        newest = deque(reader.ends(), maxlen=200)
         if not newest:
             return None
         skeletons = [reader.tree(execution, tokens=False) for execution in newest]

@@ -118,7 +118,7 @@ def test_a_reader_beside_a_sealing_writer_misses_and_doubles_nothing(tmp_path):
             assert ids == list(range(len(ids)))
             assert len(ids) >= seen
             assert len(reader.ends()) == len(ids)
-            sealed = [execution for segment in reader.segments for execution in segment.executions]
+            sealed = [execution for segment in reader.segments for execution in segment.execution_ids.tolist()]
             assert len(sealed) == len(set(sealed))
             assert not set(sealed) & set(reader.live.executions)
             for execution in ids[seen:]:

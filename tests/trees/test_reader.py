@@ -1,5 +1,7 @@
 import os
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -79,21 +81,22 @@ def test_a_reader_that_slept_through_several_seals_sees_all(tmp_path):
             reader.tree(3)
 
 
-def test_a_rotation_reads_the_new_segments_only(tmp_path, monkeypatch):
+def test_a_rotation_opens_no_segment_and_a_question_only_the_one_that_answers_it(tmp_path, monkeypatch):
     opened = []
-    segment = trees.sealed.Segment
-    monkeypatch.setattr(trees.sealed, "Segment", lambda path: opened.append(path.name) or segment(path))
+    file = h5py.File
+    monkeypatch.setattr(trees.sealed.h5py, "File", lambda path, *how, **more: opened.append(Path(path).name) or file(path, *how, **more))
     with StoreWriter(tmp_path) as writer, StoreReader(tmp_path) as reader:
         for number in range(4):
             begin(writer, group=number)
             writer.commit()
-            reader.refresh()
-            assert sorted(reader.executions()) == list(range(number + 1))
-            assert len(reader.ends()) == number
             finish(writer, number)
             writer.seal()
             opened.clear()
             reader.refresh()
-            assert opened == [f"segment-{number + 1:06d}.h5"]
-            assert sorted(reader.ends()) == sorted(reader.groups()) == list(range(number + 1))
+            assert list(reader.executions()) == list(reader.ends()) == list(reader.groups()) == list(range(number + 1))
+            assert number in reader.ends()
+            assert len(reader.ends()) == number + 1
             assert not reader.live.executions
+            assert opened == []
+            assert reader.tree(number).execution.group == number
+            assert opened == [f"segment-{number + 1:06d}.h5"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import trees.store
 from tests.trees.forests import Play, begin, finish, forests, one_call
-from trees.journal import JournalWriter
+from trees.journal import Draft
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
 from trees.segment import write_segment
 from trees.stats import stats
@@ -229,9 +229,10 @@ def test_threads_append_commit_and_seal_together(tmp_path):
     assert verify(tmp_path) == []
 
 
-def test_appends_while_a_seal_writes_its_journal_lean_on_what_it_sealed(tmp_path, monkeypatch):
-    """The moment at which a sealed prefix leaves memory: whatever is appended then must find it in the journal again."""
-    create = JournalWriter.create
+@pytest.mark.parametrize("step", ["write", "finish"])
+def test_appends_while_a_seal_writes_its_journal_lean_on_what_it_sealed(tmp_path, monkeypatch, step):
+    """The moments at which a sealed prefix leaves memory: whatever is appended then must find it in the journal again."""
+    original = getattr(Draft, step)
     with StoreWriter(tmp_path) as writer:
         writer.append(Group(0, "t", 9, 0, 0))
         first = writer.allocate_execution()
@@ -241,15 +242,15 @@ def test_appends_while_a_seal_writes_its_journal_lean_on_what_it_sealed(tmp_path
         finish(writer, first)
         second = writer.allocate_execution()
 
-        def busy(path, payloads):
+        def busy(draft, *payloads):
+            monkeypatch.setattr(Draft, step, original)
             writer.append(Execution(second, 0, 1, 0))
             assert writer.context_node(-1, [1, 2], second, -1, Role.MAIN) == root
             one_call(writer, second, root)
-            return create(path, payloads)
+            return original(draft, *payloads)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(trees.store.JournalWriter, "create", busy)
-            writer.seal()
+        monkeypatch.setattr(Draft, step, busy)
+        writer.seal()
         writer.commit()
         with StoreReader(tmp_path) as reader:
             assert (len(reader.segments), list(reader.live.executions)) == (1, [second])
@@ -260,26 +261,28 @@ def test_appends_while_a_seal_writes_its_journal_lean_on_what_it_sealed(tmp_path
     assert stats(tmp_path)["nodes"] == 3
 
 
-def test_a_seal_that_fails_while_others_append_loses_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", ["write", "finish"])
+def test_a_seal_that_fails_while_others_append_loses_nothing(tmp_path, monkeypatch, step):
     with StoreWriter(tmp_path) as writer:
         begin(writer)
         finish(writer, 0)
         writer.commit()
 
-        def full(path, payloads):
+        def full(draft, *payloads):
             finish(writer, 1)
+            draft.drop()
             raise OSError(28, "no space left")
 
         def slow(*segment):
             begin(writer, group=1)
-            write_segment(*segment)
+            return write_segment(*segment)
 
         with monkeypatch.context() as patch:
             patch.setattr(trees.store, "write_segment", slow)
-            patch.setattr(trees.store.JournalWriter, "create", full)
+            patch.setattr(Draft, step, full)
             with pytest.raises(OSError, match="no space left"):
                 writer.seal()
-        assert not list(tmp_path.glob("*.h5"))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-000001.log", "writer.lock"]
     with StoreReader(tmp_path) as reader:
         assert sorted(reader.ends()) == [0, 1]
     with StoreWriter(tmp_path) as writer:
@@ -302,7 +305,7 @@ def test_large_commits_and_seals_are_cut(tmp_path, monkeypatch):
                 finish(writer, execution)
         assert len(writer.seal()) == 2
     with StoreReader(tmp_path) as reader:
-        assert [sorted(segment.executions) for segment in reader.segments] == [[0, 1], [3]]
+        assert [segment.execution_ids.tolist() for segment in reader.segments] == [[0, 1], [3]]
         assert list(reader.live.executions) == [2]
         assert [len(reader.tree(execution).nodes) for execution in range(4)] == [2] * 4
     assert verify(tmp_path) == []
