@@ -26,6 +26,8 @@ from tokenizers import Tokenizer
 
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.canonical import Conversation, Head, Message
+from gyre_hpc.gateway.decoding import Decoder, decoders
+from gyre_hpc.gateway.encoding import Encoder
 from gyre_hpc.gateway.guard import TokenGuard
 from gyre_hpc.gateway.thoughts import THINK_OPEN
 
@@ -33,7 +35,6 @@ _MARK = "gyre5f3a9c"
 _REMEDY = (
     "use a model whose template is append-only (Qwen-like ChatML), or put such a template into chat_template.jinja beside the tokenizer"
 )
-_REPLACEMENT = "\ufffd"
 
 ChatMessage = dict[str, Any]
 
@@ -52,10 +53,12 @@ class TurnRenderer:
         self._template = _load_template(directory, settings)
         self._specials = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token") if settings.get(name)}
         self._guard = TokenGuard(self.tokenizer, self._template)
+        self._encoder = Encoder(self.tokenizer)
         self._no_tools: list[dict[str, Any]] | None = None
         self._mid_system = True
         self._no_tools = self._find_no_tools()
         self.stop_ids = self._find_stop_ids()
+        self._decoders = decoders(self.tokenizer, self.stop_ids)
         self.turn_end = self._find_turn_end()
         self._mid_system = self._accepts_mid_system()
         self._check_append_only()
@@ -95,7 +98,7 @@ class TurnRenderer:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Sampled tokens as text, without the token that ended the turn."""
-        return self._decode(self.spoken(tokens))
+        return str(self.tokenizer.decode(self.spoken(tokens), skip_special_tokens=False))
 
     def spoken(self, tokens: Sequence[int]) -> list[int]:
         """Sampled tokens without the one that ended the turn."""
@@ -103,13 +106,10 @@ class TurnRenderer:
 
     def decoder(self) -> Decoder:
         """For the tokens of one turn as they come."""
-        return Decoder(self.tokenizer, self.stop_ids)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        return self._decoders()
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encoder.encode(text)
 
     def _render(self, chat: list[ChatMessage], head: Head | None) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -205,38 +205,6 @@ class TurnRenderer:
 def _thoughtless(text: str) -> str:
     """Without an open or empty thought at the end: thinking templates write one in one place and leave it out in the other."""
     return re.sub(r"<think>\s*(</think>\s*)?$", "", text)
-
-
-class Decoder:
-    """Text of a growing sequence of tokens; holds back what may still change (half a character). One turn only."""
-
-    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._stop = frozenset(stop_ids)
-        self._ids: list[int] = []
-        self._prefix = 0
-        self._read = 0
-
-    def feed(self, tokens: Sequence[int]) -> str:
-        """The text that is certain after these tokens."""
-        self._ids += tokens
-        if self._ids and self._ids[-1] in self._stop:
-            self._ids.pop()
-        fresh = self._fresh()
-        if not fresh or fresh.endswith(_REPLACEMENT):
-            return ""
-        self._prefix, self._read = self._read, len(self._ids)
-        return fresh
-
-    def finish(self) -> str:
-        """The text held back, half characters replaced."""
-        fresh = self._fresh()
-        self._prefix = self._read = len(self._ids)
-        return fresh
-
-    def _fresh(self) -> str:
-        known = self._tokenizer.decode(self._ids[self._prefix : self._read], skip_special_tokens=False)
-        return str(self._tokenizer.decode(self._ids[self._prefix :], skip_special_tokens=False)[len(known) :])
 
 
 def to_chat(message: Message, system_allowed: bool) -> list[ChatMessage]:

@@ -1,0 +1,104 @@
+"""Tokens to text, as they come.
+
+Invariant: whatever the chunks, what a decoder says all together is what the tokenizer makes of the whole sequence, half characters held
+back until they are whole or the turn is over. Byte-level tokenizers (of most larger models) are read from a table of bytes: a chunk
+costs its own tokens. Others go through the tokenizer, which has to read a little of what came before each time.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import orjson
+from tokenizers import Tokenizer
+
+from gyre_hpc.gateway.encoding import spelled
+
+_REPLACEMENT = "\ufffd"
+
+
+class Decoder(Protocol):
+    """The text of one turn's tokens."""
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """The text that is certain after these tokens; without the stop token at their end."""
+        ...
+
+    def finish(self) -> str:
+        """The text held back, half characters replaced."""
+        ...
+
+
+class TokenBytes(dict[int, bytes]):
+    """Token id -> its bytes, filled as tokens are met; an unknown id has none."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> bytes:
+        found = self[token] = spelled(self._tokenizer.id_to_token(token))
+        return found
+
+
+class ByteDecoder:
+    """Decoder of a byte-level tokenizer."""
+
+    def __init__(self, table: TokenBytes, stop_ids: frozenset[int]) -> None:
+        self._table = table
+        self._stop = stop_ids
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """See Decoder."""
+        if tokens and tokens[-1] in self._stop:
+            tokens = tokens[:-1]
+        return self._utf8.decode(b"".join(map(self._table.__getitem__, tokens)))
+
+    def finish(self) -> str:
+        """See Decoder."""
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDecoder:
+    """Decoder of any tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop_ids
+        self._ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """See Decoder."""
+        self._ids += tokens
+        if self._ids and self._ids[-1] in self._stop:
+            self._ids.pop()
+        fresh = self._fresh()
+        if not fresh or fresh.endswith(_REPLACEMENT):
+            return ""
+        self._prefix, self._read = self._read, len(self._ids)
+        return fresh
+
+    def finish(self) -> str:
+        """See Decoder."""
+        fresh = self._fresh()
+        self._prefix = self._read = len(self._ids)
+        return fresh
+
+    def _fresh(self) -> str:
+        known = self._tokenizer.decode(self._ids[self._prefix : self._read], skip_special_tokens=False)
+        return str(self._tokenizer.decode(self._ids[self._prefix :], skip_special_tokens=False)[len(known) :])
+
+
+def decoders(tokenizer: Tokenizer, stop_ids: Sequence[int]) -> Callable[[], Decoder]:
+    """Makes a decoder for each turn."""
+    stop = frozenset(stop_ids)
+    settings = orjson.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
+    if settings.get("type") != "ByteLevel":
+        return lambda: WindowDecoder(tokenizer, stop)
+    table = TokenBytes(tokenizer)
+    return lambda: ByteDecoder(table, stop)
