@@ -27,6 +27,9 @@ from gyre_hpc.gateway.recorder import Recorder
 log = logging.getLogger(__name__)
 MAX_BODY = 256 << 20
 PING_SECONDS = 5.0
+SILENT_PINGS = 12
+"""Pings for which a plain answer waits with its headers. A failure before them is a status that clients repeat by; Claude Code takes one
+behind them as final, and drops a request without a first byte after 361 s."""
 DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(), chat.ChatCompletions(), responses.Responses())
 """The first one words the errors of all other paths."""
 FINAL = (401, 410)
@@ -122,8 +125,8 @@ class HarnessApi:
         return response
 
     async def _plain(self, request: web.Request, stream: CallStream, answer: Answer) -> web.StreamResponse:
-        """One JSON body. When it takes long, white space, which JSON allows in front, keeps the connection alive."""
-        deadline = asyncio.get_running_loop().time() + self._ping
+        """One JSON body. When it takes very long, white space, which JSON allows in front, keeps the connection alive."""
+        deadline = asyncio.get_running_loop().time() + SILENT_PINGS * self._ping
         response: web.StreamResponse | None = None
         seen = 0
         try:

@@ -180,7 +180,7 @@ async def test_headers_come_at_once_and_pings_while_it_waits(made: Bench, url: s
 
 async def test_a_long_plain_call_is_kept_alive_with_white_space(made: Bench, url: str, http: aiohttp.ClientSession) -> None:
     made.engine.gate.clear()
-    asyncio.get_running_loop().call_later(0.4, made.engine.gate.set)
+    asyncio.get_running_loop().call_later(1.6, made.engine.gate.set)
     async with http.post(f"{url}/x/s0/v1/messages", json=body()) as answer:
         assert not made.engine.gate.is_set()
         raw = await answer.read()
