@@ -153,6 +153,25 @@ class GatewaySection(_Section):
     """Ended executions after which the journal is sealed into an HDF5 segment."""
 
 
+class UpstreamSection(_Section):
+    """Inference servers of others, before which `gyre gateway` records; `gyre run` starts engines of its own and has none of these."""
+
+    urls: list[str] = []
+    """Of OpenAI-compatible servers, for example http://host:8000/v1; all serve the same weights."""
+    kind: Literal["openai", "vllm"] = "openai"
+    """openai: /v1/completions with token ids in and out (vLLM, SGLang); vllm: vLLM's /inference/v1/generate."""
+    model: str = ""
+    """The name that a call asks for; empty: the first that the server lists."""
+    key_variable: str = ""
+    """Name of the environment variable that holds the servers' API key; a key never stands in a file."""
+    capacity: Positive = 64
+    """Executions that call one server at the same time; the calls of others wait."""
+    version_path: str = ""
+    """Where a server tells its `weight_version` (vLLM: /weight_info, SGLang: /model_info); empty: whoever trains declares it."""
+    poll: Seconds = 5.0
+    """Between two looks at `version_path`."""
+
+
 class CellsSection(_Section):
     """How the allocation is cut: K cells of whole nodes in a fixed order, cell 0 the core."""
 
@@ -241,6 +260,7 @@ class Config(_Section):
     verifier: VerifierSection = VerifierSection()
     rollout: RolloutSection = RolloutSection()
     gateway: GatewaySection = GatewaySection()
+    upstream: UpstreamSection = UpstreamSection()
     cells: CellsSection = CellsSection()
     schedule: ScheduleSection = ScheduleSection()
     training: TrainingSection = TrainingSection()

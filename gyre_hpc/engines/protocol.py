@@ -42,12 +42,16 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """Some tokens in order, one log-prob (nats) and one weight version each. `finish` is set on the last chunk: "stop" or "length"."""
+    """Some tokens in order, one log-prob (nats) and one weight version each. `finish` is set on the last chunk: "stop" or "length".
+
+    `exact`: on the last chunk, from engines that tell it only then: the versions of all tokens of this request, in place of those so far.
+    """
 
     tokens: list[int]
     logprobs: list[float]
     versions: list[int]
     finish: str | None = None
+    exact: list[int] | None = None
 
 
 class EngineFault(Exception):

@@ -1,27 +1,21 @@
 """The control API: what the controller, the driver and the supervisors ask of the gateway (docs/architecture.md).
 
-Invariants: only the bearer of the run's secret is heard; what is answered is durable; every call may be repeated (a client that lost its
-connection does so), and once begun it goes on to its end even if the client goes away. Errors are JSON, {"error": one line}: 400
-malformed, 401, 404 unknown, 409 contradicts what is known, 410 too far behind, 503 the record can't be written, 504 not in time.
+Invariants: only the bearer of the run's secret is heard (bearer.py, errors too); what is answered is durable; every call may be repeated (a
+client that lost its connection does so).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import hmac
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-import orjson
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from gyre_hpc.engines.protocol import EngineAddress
-from gyre_hpc.gateway.calls import CallFailed
-from gyre_hpc.gateway.changes import TooFarBehind
-from gyre_hpc.gateway.ledger import NODE, UNDELIVERED, Conflict, Ledger
-from trees.errors import StoreError
+from gyre_hpc.gateway.bearer import Bearer, Body, Handler, Refused, json_answer, number, read_body
+from gyre_hpc.gateway.ledger import NODE, UNDELIVERED, Ledger
 from trees.records import Group
 
 LONGEST_POLL = 60.0
@@ -43,11 +37,7 @@ class Calls(Protocol):
     async def finish(self, execution: int) -> tuple[int, int]: ...
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _NewGroup(_Body):
+class _NewGroup(Body):
     group: int = Field(ge=0)
     task: str
     size: int = Field(ge=1)
@@ -55,18 +45,18 @@ class _NewGroup(_Body):
     burst: int = Field(ge=0)
 
 
-class _Dispatch(_Body):
+class _Dispatch(Body):
     groups: list[_NewGroup]
 
 
-class _Work(_Body):
+class _Work(Body):
     node: str = Field(min_length=1)
     slots: int = Field(ge=0)
     wait: float = Field(default=0.0, ge=0.0)
     have: list[int] | None = None
 
 
-class _End(_Body):
+class _End(Body):
     reason: str = Field(min_length=1)
     score: float = Field(ge=0.0, le=1.0)
     valid: bool
@@ -74,39 +64,27 @@ class _End(_Body):
     detail: str = ""
 
 
-class _Lost(_Body):
+class _Lost(Body):
     reason: str = Field(min_length=1)
     detail: str = ""
 
 
-class _Changes(_Body):
+class _Changes(Body):
     after: int = Field(ge=0)
     wait: float = Field(default=0.0, ge=0.0)
 
 
-class _Frontier(_Body):
+class _Frontier(Body):
     first: int = Field(default=0, ge=0)
 
 
-class _Route(_Body):
+class _Route(Body):
     cell: int = Field(ge=0)
     address: dict[str, Any] | None
 
 
-class _Close(_Body):
+class _Close(Body):
     deadline: float = Field(gt=0.0)
-
-
-B = TypeVar("B", bound=_Body)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Refused(Exception):
-    """Answered with this status and line."""
-
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
-        self.status = status
 
 
 class ControlApi:
@@ -114,10 +92,9 @@ class ControlApi:
 
     def __init__(self, ledger: Ledger, router: Routes, calls: Calls, secret: str, commit: Callable[[], Awaitable[None]]) -> None:
         self._ledger, self._router, self._calls, self._commit = ledger, router, calls, commit
-        self._secret = f"Bearer {secret}".encode()
+        self._bearer = Bearer(secret)
         self._news = asyncio.Event()
         self._stopping = False
-        self._running: set[asyncio.Future[web.StreamResponse]] = set()
         self._waiting = 0
         """Questions for work that wait now."""
 
@@ -135,7 +112,10 @@ class ControlApi:
             ("/control/routes/{cell}/open", self.open_route),
             ("/control/routes/{cell}/close", self.close_route),
         ]
-        return [web.get("/control/status", self._guarded(self.status)), *(web.post(path, self._guarded(h)) for path, h in table)]
+        return [
+            web.get("/control/status", self._bearer.guarded(self.status)),
+            *(web.post(path, self._bearer.guarded(h)) for path, h in table),
+        ]
 
     def stop(self) -> None:
         """Polls that wait are answered now, and none waits any more."""
@@ -145,17 +125,17 @@ class ControlApi:
     # -- groups and executions ----------------------------------------------------------------------------------------------------
 
     async def dispatch(self, request: web.Request) -> web.Response:
-        body = await _body(request, _Dispatch)
+        body = await read_body(request, _Dispatch)
         self._ledger.dispatch(Group(g.group, g.task, g.size, g.version, g.burst) for g in body.groups)
         await self._durable()
-        return _json({"groups": len(body.groups)})
+        return json_answer({"groups": len(body.groups)})
 
     async def work(self, request: web.Request) -> web.Response:
         """Hands out only what reaches the supervisor: an answer that nobody is there to take is taken back.
 
         A new dispatch is shared by the nodes that wait for it; the first to be served would take all.
         """
-        body = await _body(request, _Work)
+        body = await read_body(request, _Work)
         items: list[dict[str, Any]] = []
 
         def ready() -> bool:
@@ -175,21 +155,21 @@ class ControlApi:
                 for item in items:
                     self._ledger.lost(item["execution"], UNDELIVERED, f"node {body.node} did not take it")
                 await self._durable()
-        return _json(items)
+        return json_answer(items)
 
     async def end(self, request: web.Request) -> web.Response:
-        execution, body = _execution(request), await _body(request, _End)
+        execution, body = _execution(request), await read_body(request, _End)
         calls, tokens = await self._release(execution)
         taken = self._ledger.end(execution, body.reason, body.score, body.valid, body.seconds, body.detail, calls, tokens)
         await self._durable()
-        return _json({"accepted": taken, "calls": calls, "tokens": tokens})
+        return json_answer({"accepted": taken, "calls": calls, "tokens": tokens})
 
     async def lost(self, request: web.Request) -> web.Response:
-        execution, body = _execution(request), await _body(request, _Lost)
+        execution, body = _execution(request), await read_body(request, _Lost)
         calls, tokens = await self._release(execution)
         taken = self._ledger.lost(execution, body.reason, body.detail, calls, tokens)
         await self._durable()
-        return _json({"accepted": taken})
+        return json_answer({"accepted": taken})
 
     async def gone(self, request: web.Request) -> web.Response:
         node = request.match_info["node"]
@@ -198,48 +178,48 @@ class ControlApi:
         for execution, (calls, tokens) in zip(executions, usage, strict=True):
             self._ledger.lost(execution, NODE, f"node {node} is gone", calls, tokens)
         await self._durable()
-        return _json({"lost": executions})
+        return json_answer({"lost": executions})
 
     async def changes(self, request: web.Request) -> web.Response:
-        body = await _body(request, _Changes)
+        body = await read_body(request, _Changes)
         log = self._ledger.changes
         await self._until(lambda: log.last > body.after or _gone(request), body.wait)
         found = log.after(body.after)
-        return _json({"next": found[-1]["seq"] if found else body.after, "changes": found})
+        return json_answer({"next": found[-1]["seq"] if found else body.after, "changes": found})
 
     async def frontier(self, request: web.Request) -> web.Response:
-        body = await _body(request, _Frontier)
+        body = await read_body(request, _Frontier)
         await self._durable()
-        return _json(self._ledger.frontier(body.first))
+        return json_answer(self._ledger.frontier(body.first))
 
     # -- routes -------------------------------------------------------------------------------------------------------------------
 
     async def set_route(self, request: web.Request) -> web.Response:
-        body = await _body(request, _Route)
+        body = await read_body(request, _Route)
         try:
             address = EngineAddress(**body.address) if body.address is not None else None
         except TypeError as error:
             raise Refused(400, f"address of cell {body.cell}: {error}") from None
         self._router.set_route(body.cell, address)
-        return _json({"cell": body.cell})
+        return json_answer({"cell": body.cell})
 
     async def open_route(self, request: web.Request) -> web.Response:
-        cell = _number(request, "cell")
+        cell = number(request, "cell")
         try:
             self._router.open(cell)
         except KeyError:
             raise Refused(404, f"cell {cell} has no route") from None
-        return _json({"cell": cell})
+        return json_answer({"cell": cell})
 
     async def close_route(self, request: web.Request) -> web.Response:
-        body = await _body(request, _Close)
+        body = await read_body(request, _Close)
         try:
-            return _json(await self._router.close(_number(request, "cell"), body.deadline))
+            return json_answer(await self._router.close(number(request, "cell"), body.deadline))
         except TimeoutError as error:
             raise Refused(504, str(error)) from None
 
     async def status(self, request: web.Request) -> web.Response:
-        return _json({**self._router.counts(), **self._ledger.counts()})
+        return json_answer({**self._router.counts(), **self._ledger.counts()})
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
 
@@ -270,32 +250,6 @@ class ControlApi:
             except TimeoutError:
                 continue
 
-    def _guarded(self, handler: Handler) -> Handler:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), self._secret):
-                return _error(401, "this needs the run's secret")
-            try:
-                return await handler(request)
-            except Refused as error:
-                return _error(error.status, str(error))
-            except KeyError as error:
-                return _error(404, str(error.args[0]))
-            except (Conflict, ValueError) as error:
-                return _error(409, str(error))
-            except TooFarBehind as error:
-                return _error(410, str(error))
-            except (CallFailed, OSError, StoreError) as error:
-                return _error(503, str(error))
-
-        @functools.wraps(handler)
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            task = asyncio.ensure_future(answer(request))
-            self._running.add(task)  # a loop's own hold on a task is weak
-            task.add_done_callback(self._running.discard)
-            return await asyncio.shield(task)
-
-        return guarded
-
 
 def add_control_routes(
     app: web.Application, ledger: Ledger, router: Routes, calls: Calls, secret: str, commit: Callable[[], Awaitable[None]]
@@ -306,34 +260,9 @@ def add_control_routes(
     return api
 
 
-async def _body(request: web.Request, kind: type[B]) -> B:
-    raw = await request.read()
-    try:
-        return kind.model_validate_json(raw or b"{}")
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Refused(400, f"{request.path}: {where}: {first['msg']}") from None
-
-
-def _number(request: web.Request, name: str) -> int:
-    text = request.match_info[name]
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise Refused(404, f"{name} {text!r} is not a number")
-    return int(text)
-
-
 def _execution(request: web.Request) -> int:
-    return _number(request, "id")
+    return number(request, "id")
 
 
 def _gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), content_type="application/json")
-
-
-def _error(status: int, line: str) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps({"error": line}), content_type="application/json")

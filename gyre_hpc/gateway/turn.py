@@ -35,6 +35,8 @@ class Turn:
         self.tokens += chunk.tokens
         self.logprobs += chunk.logprobs
         self.versions += chunk.versions
+        if chunk.exact:
+            self.versions[-len(chunk.exact) :] = chunk.exact
         if chunk.finish is not None:
             self.finish = chunk.finish
         self.stream.push(*self._releasable(self._parser.feed(self._decoder.feed(chunk.tokens))))

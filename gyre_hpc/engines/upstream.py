@@ -1,0 +1,170 @@
+"""A client for inference servers of others: token ids in, token ids and log-probs out, over what vLLM and SGLang serve.
+
+Two wire forms. `openai`: /v1/completions with a prompt of ids; the sampled ids come as `token_ids` (`return_token_ids`), or as tokens
+named `token_id:N` (`return_tokens_as_token_ids`, which doesn't echo the prompt: at 700K tokens that costs more than everything else).
+`vllm`: /inference/v1/generate, which tells the weight version of every token, but only with the last one.
+Invariants: nothing is sampled by a server's defaults (a model's own generation_config.json would cut the distribution in silence): every
+knob is sent; an id or a log-prob that is missing is a fault, never guessed; the API key is sent, and never logged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused, TokenChunk
+
+OPENAI, VLLM = "openai", "vllm"
+AS_NAMES, AS_IDS = "return_tokens_as_token_ids", "return_token_ids"
+"""How a server is asked for ids; which of the two it knows is found out at the start."""
+LONGEST_LINE = 1 << 24
+"""Bytes of one event: a server may echo the prompt's ids."""
+_NAMED = "token_id:"
+_REFUSALS = frozenset({400, 401, 403, 404, 422})
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How one server is spoken to. `version`: the weights that it has now, as far as we know; `key`: its API key or ""."""
+
+    kind: str
+    model: str
+    version: Callable[[], int]
+    key: str = ""
+    ids: str = AS_NAMES
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request."""
+        return {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
+
+    def __repr__(self) -> str:
+        return f"Wire({self.kind}, {self.model})"  # without the key
+
+
+class UpstreamClient:
+    """An `EngineClient`; one per server and event loop."""
+
+    def __init__(self, address: EngineAddress, wire: Wire) -> None:
+        path = "/inference/v1/generate" if wire.kind == VLLM else "/v1/completions"
+        self._url = root_of(address.url) + path
+        self._wire = wire
+        self._window = address.window
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+        # servers close idle connections after 5 s (uvicorn's default): a call must not go out on one that is being closed
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=LONGEST_LINE)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
+        body = request_body(request, self._window, self._wire)
+        try:
+            async with self._session.post(self._url, data=body, headers=self._wire.headers) as response:
+                if response.status != 200:
+                    reason = " ".join((await response.text())[:300].split())
+                    kind = RequestRefused if response.status in _REFUSALS else EngineFault
+                    raise kind(f"{self._url} answered {response.status}: {reason}")
+                try:
+                    async for line in response.content:
+                        if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
+                            continue
+                        chunk = read_event(data, self._wire)
+                        if chunk is not None:
+                            yield chunk
+                        if chunk is not None and chunk.finish is not None:
+                            await response.read()  # to the end, so that the connection can be used again
+                            return
+                finally:
+                    if not response.content.at_eof():
+                        response.close()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise EngineFault(f"connection to {self._url}: {type(error).__name__} {error}") from error
+        raise EngineFault(f"{self._url}: the answer ended early")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def root_of(url: str) -> str:
+    """The URL of a server without the `/v1` that people give with it."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def request_body(request: GenerateRequest, window: int, wire: Wire) -> bytes:
+    """The JSON of one call. Raises RequestRefused."""
+    s = request.sampling
+    room = window - len(request.prompt)
+    if room < 1 or len(request.prompt) == 0:
+        raise RequestRefused(f"prompt of {len(request.prompt)} tokens, window of {window}")
+    if s.top_p < 1.0 or s.top_k > 0:
+        raise RequestRefused("servers report log-probs after top-p and top-k: sample with top_p 1 and top_k 0")
+    sampling: dict[str, object] = {
+        "max_tokens": min(s.max_tokens, room),
+        "temperature": s.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": list(s.stop),
+        "ignore_eos": True,
+        "logprobs": 0,
+    }
+    if wire.kind == VLLM:
+        body: dict[str, object] = {"token_ids": request.prompt, "sampling_params": {**sampling, "detokenize": False}}
+    else:
+        body = {"prompt": request.prompt, **sampling, wire.ids: True, "skip_special_tokens": False}
+    return orjson.dumps({"model": wire.model, **body, "stream": True}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def read_event(data: bytes, wire: Wire) -> TokenChunk | None:
+    """See `parse_chunk`; an event of any other form is a fault as well."""
+    try:
+        return parse_chunk(orjson.loads(data), wire)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EngineFault(f"the server sent an event of unknown form ({type(error).__name__} {error}): {data[:200]!r}") from error
+
+
+def parse_chunk(item: dict[str, Any], wire: Wire) -> TokenChunk | None:
+    """One server-sent event, None when it has no tokens. Raises EngineFault for errors, aborts, and what can't be recorded exactly."""
+    if item.get("error") or "choices" not in item:
+        raise EngineFault(f"the server says: {str(item.get('error', item))[:300]}")
+    if not item["choices"]:
+        return None
+    choice = item["choices"][0]
+    finish = choice.get("finish_reason")
+    if finish not in (None, "stop", "length"):
+        raise EngineFault(f"the server ended the call: {finish}")
+    tokens, logprobs = _sampled(choice, wire)
+    if not tokens and finish is None:
+        return None
+    if len(tokens) != len(logprobs) or not all(isinstance(value, float | int) and math.isfinite(value) for value in logprobs):
+        raise EngineFault(f"the server sent {len(tokens)} token ids with log-probs {str(logprobs)[:100]}")
+    return TokenChunk(tokens, [float(value) for value in logprobs], [wire.version()] * len(tokens), finish, _exact(choice))
+
+
+def _sampled(choice: dict[str, Any], wire: Wire) -> tuple[list[int], list[Any]]:
+    told = choice.get("logprobs") or {}
+    if wire.kind == VLLM:
+        return choice.get("token_ids") or [], [entry["logprob"] for entry in told.get("content") or []]
+    names = told.get("tokens") or []
+    tokens = choice.get("token_ids")
+    if tokens is None and all(isinstance(name, str) and name.startswith(_NAMED) for name in names):
+        tokens = [int(name.removeprefix(_NAMED)) for name in names]
+    if tokens is None:
+        raise EngineFault("the server sent tokens as text, without their ids")
+    return tokens, told.get("token_logprobs") or []
+
+
+def _exact(choice: dict[str, Any]) -> list[int] | None:
+    """The version of every token of the call, where the server tells it by number."""
+    spans = choice.get("weight_versions")
+    if not spans or not all(str(span["version"]).isdecimal() for span in spans):
+        return None
+    return [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
