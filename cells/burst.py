@@ -10,9 +10,11 @@ younger group may take a slot only if the older ones still fit in theirs (`holds
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cells.events import GroupFrontier, Schedule
 
@@ -76,22 +78,27 @@ class Consumed:
 
 
 class Backlog:
-    """Outstanding groups: dispatched, and neither fed to a step nor skipped."""
+    """Outstanding groups: dispatched, and neither fed to a step nor skipped.
+
+    Counts are kept as groups change, so that an event costs the same in a backlog of ten groups and of a million executions.
+    """
 
     def __init__(self, consumed: Consumed | None = None) -> None:
         self.consumed = consumed if consumed is not None else Consumed()
+        self.waterlevel = 0
+        """w = d - f over the outstanding groups; the fed ones are complete and add nothing."""
         self._groups: dict[int, GroupState] = {}
+        self._ready: list[tuple[int, int]] = []
+        """A heap of (version, group): complete and valid; taken ones leave it when they come up."""
+        self._ready_count = 0
+        self._void: list[int] = []
+        self._versions: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def __iter__(self) -> Iterator[GroupState]:
         return iter(self._groups.values())
-
-    @property
-    def waterlevel(self) -> int:
-        """w = d - f over the outstanding groups; the fed ones are complete and add nothing."""
-        return sum(g.unfinished for g in self._groups.values())
 
     def known(self, group: int) -> bool:
         return group in self._groups or group in self.consumed
@@ -100,7 +107,7 @@ class Backlog:
         """A new group; False when it was known already."""
         if self.known(group):
             return False
-        self._groups[group] = GroupState(group, version, size)
+        self._put(GroupState(group, version, size))
         return True
 
     def restore(self, frontier: Iterable[GroupFrontier]) -> None:
@@ -110,25 +117,46 @@ class Backlog:
                 self.consumed.add(f.group)
             elif not self.known(f.group):
                 finished = f.size if f.valid is not None else f.finished
-                self._groups[f.group] = GroupState(f.group, f.version, f.size, finished, f.valid)
+                self._put(GroupState(f.group, f.version, f.size, finished, f.valid))
 
     def finished(self, group: int) -> None:
         """One execution of `group` is over; nothing for groups that are consumed or complete. KeyError for an unknown group."""
         if group in self.consumed:
             return
-        state = self._groups[group]
-        self._groups[group] = replace(state, finished=min(state.size, state.finished + 1))
+        old = self._groups[group]
+        if not old.complete:
+            self._put(GroupState(group, old.version, old.size, min(old.size, old.finished + 1)))
 
     def complete(self, group: int, valid: int) -> None:
         """All executions of `group` are over. KeyError for an unknown group."""
         if group in self.consumed:
             return
-        state = self._groups[group]
-        self._groups[group] = replace(state, finished=state.size, valid=valid)
+        old = self._groups[group]
+        self._put(GroupState(group, old.version, old.size, old.size, valid))
 
     def take(self, group: int) -> GroupState:
         """Remove a group that is fed or skipped now."""
-        return self._groups.pop(group)
+        state = self._groups.pop(group)
+        self.waterlevel -= state.unfinished
+        self._versions[state.version] -= 1
+        if not self._versions[state.version]:
+            del self._versions[state.version]
+        self._ready_count -= bool(state.valid)
+        return state
+
+    @property
+    def ready_count(self) -> int:
+        """Complete groups that can be trained on."""
+        return self._ready_count
+
+    def oldest(self) -> GroupState | None:
+        """The first of `ready`."""
+        while self._ready:
+            state = self._groups.get(self._ready[0][1])
+            if state is not None and state.valid:
+                return state
+            heapq.heappop(self._ready)
+        return None
 
     def ready(self) -> list[GroupState]:
         """Complete groups that can be trained on, oldest version first, then by id."""
@@ -136,7 +164,25 @@ class Backlog:
 
     def void(self) -> list[GroupState]:
         """Complete groups with nothing to train on."""
-        return [g for g in self if g.valid == 0]
+        self._void = [group for group in self._void if group in self._groups]
+        return [self._groups[group] for group in self._void]
+
+    def older_than(self, version: int) -> list[tuple[int, int]]:
+        """(version, groups) of the outstanding groups of older versions, oldest first."""
+        return sorted((v, n) for v, n in self._versions.items() if v < version)
+
+    def _put(self, state: GroupState) -> None:
+        """A new group, or a new state of one."""
+        old = self._groups.get(state.group)
+        self._groups[state.group] = state
+        self.waterlevel += state.unfinished - (old.unfinished if old is not None else 0)
+        if old is None:
+            self._versions[state.version] += 1
+        if state.valid and not (old is not None and old.valid):
+            heapq.heappush(self._ready, (state.version, state.group))
+            self._ready_count += 1
+        elif state.valid == 0:
+            self._void.append(state.group)
 
 
 def holds_back(backlog: Backlog, candidate: GroupState, schedule: Schedule, step: int, fed: int) -> bool:
@@ -148,9 +194,10 @@ def holds_back(backlog: Backlog, candidate: GroupState, schedule: Schedule, step
     if schedule.staleness_bound is None:
         return False
     per_step, bound = schedule.groups_per_step, schedule.staleness_bound
-    older = sorted(g.version for g in backlog if g.version < candidate.version)
     left_now = per_step - fed - 1
-    for count, version in enumerate(older, start=1):
+    count = 0
+    for version, groups in backlog.older_than(candidate.version):
+        count += groups
         steps_after_this = max(0, version + bound - step)
         if count > left_now + steps_after_this * per_step:
             return True

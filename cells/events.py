@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from itertools import accumulate
 
 
 class Role(Enum):
@@ -13,6 +15,14 @@ class Role(Enum):
     TRAINING = "training"
 
 
+class Mode(Enum):
+    """Who trains when (cells/policies.py): cell by cell as rollout can spare them, all together, or always the same cells."""
+
+    ELASTIC = "elastic"
+    COLOCATE = "colocate"
+    ASYNC = "async"
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The rules of one run (qwengyre.md section 2).
@@ -20,6 +30,11 @@ class Schedule:
     cells K in fixed order, cell 0 the core; `capacity[k]` executions that cell k's engine can hold; B = `groups_per_step`
     groups a step, N = `group_size` executions a group; `phi`, `mu`: outstanding groups at a burst's boundary are topped up to
     (phi + mu) * B; `steps` optimizer steps in all.
+
+    `mode`, and what trains: the first `trainers` cells (None: all). The others stay in rollout for ever: a standalone pool made of
+    cells. `standalone_capacity` are slots of a pool beside the cells. `streaming`: complete groups are trained on as they come; without it
+    training begins when all groups of the burst are complete. `join_late`: the caller tells what is claimed (`Claimed`), and a step
+    stays open for cells that join until all of it is; without it a step is closed as soon as its last group was fed.
     """
 
     capacity: tuple[int, ...]
@@ -30,6 +45,20 @@ class Schedule:
     steps: int
     standalone_capacity: int = 0
     staleness_bound: int | None = None
+    mode: Mode = Mode.ELASTIC
+    streaming: bool = True
+    trainers: int | None = None
+    join_late: bool = False
+
+    @property
+    def training_cells(self) -> int:
+        """How many cells may ever train; they are the first ones."""
+        return len(self.capacity) if self.trainers is None else self.trainers
+
+    @cached_property
+    def capacity_from(self) -> tuple[int, ...]:
+        """int[K + 1]: slots of cells k .. K - 1, the standalone pool included."""
+        return tuple(accumulate(reversed(self.capacity), initial=self.standalone_capacity))[::-1]
 
 
 # -- events -------------------------------------------------------------------------------------------------------------------
@@ -72,6 +101,14 @@ class TransferFailed:
 
 
 @dataclass(frozen=True)
+class Claimed:
+    """The training cells have claimed all work of the first `groups` groups fed to the open step (told with `join_late` only)."""
+
+    step: int
+    groups: int
+
+
+@dataclass(frozen=True)
 class StepDone:
     """The optimizer stepped; `step` counts from 1 and equals the weight version it made."""
 
@@ -100,7 +137,7 @@ class GroupFrontier:
     trained: bool = False
 
 
-Event = GroupDispatched | ExecutionFinished | GroupComplete | TransferDone | TransferFailed | StepDone | Published
+Event = GroupDispatched | ExecutionFinished | GroupComplete | TransferDone | TransferFailed | Claimed | StepDone | Published
 
 
 # -- decisions ----------------------------------------------------------------------------------------------------------------

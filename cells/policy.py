@@ -1,21 +1,22 @@
-"""The elastic schedule as one pure object: events in, decisions out; no clock, no I/O. The controller and the simulator run it alike.
+"""What all schedules have in common, as one pure object: events in, decisions out; no clock, no I/O. The controller and the simulator
+run it alike. Who trains when is said by its subclasses (cells/policies.py) in four small methods.
 
-A burst: top the outstanding groups up (`Dispatch`, the only place where the waterlevel rises on purpose) -> the core leaves rollout
-when the waterlevel allows, satellites follow one at a time -> complete groups are fed to the open step -> `CloseStep`, mu times
--> `Publish` -> cells return, last first -> the next burst.
+A burst: top the outstanding groups up (`Dispatch`, the only place where the waterlevel rises on purpose) -> the first cells train, as
+the mode has it -> complete groups are fed to the open step -> `CloseStep`, mu times -> `Publish` -> cells return, last first -> the
+next burst.
 
 Invariants:
 - the cells in training are a prefix; one transfer at a time; none between `CloseStep` and `StepDone` or during a publication;
-- a cell leaves only while the remaining rollout capacity covers every unfinished execution, and stays to the burst's end;
 - nothing is fed while cells of the last burst are on their way back: what is fed may be claimed by every cell in training, and one
   that leaves would take its part of the gradient along. So the training set only grows between the first `Feed` of a step and its end;
+- without streaming nothing is fed before all groups that the burst needs are complete;
 - every group is fed once or skipped once (no valid execution in it); a step is made of `groups_per_step` fed groups, see below;
 - every run ends if its executions do, its transfers succeed in the end and some groups are valid.
 
 Choices where the design is silent:
-- the core leaves only once a complete group waits for it: before that it would idle, and without this it would return at a boundary
-  and leave again at once when capacity is plentiful;
-- a cell that may join does so before the step is closed: at the scale that matters a transfer is short against a step;
+- a cell that may join does so before the step is closed: at the scale that matters a transfer is short against a step. With
+  `join_late` the step also stays open until its work is claimed, so that a cell which comes free meanwhile still helps; nobody joins the
+  last step of a burst for nothing. The simulator says what that is worth (docs/simulation.md);
 - a transfer that failed is tried again, except a satellite on its way to training: the prefix just stays shorter for this burst;
 - a skipped group is replaced at once as far as rollout can hold the replacement. When it can't (all cells are in training), the open
   step is closed short, or, with nothing fed, the burst ends early: returning a cell in mid-burst would break the rule above.
@@ -23,12 +24,14 @@ Choices where the design is silent:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
 from cells.burst import Backlog, Consumed, boundary_target, holds_back
 from cells.events import (
+    Claimed,
     CloseStep,
     Decision,
     Dispatch,
@@ -39,6 +42,7 @@ from cells.events import (
     GroupComplete,
     GroupDispatched,
     GroupFrontier,
+    Mode,
     Publish,
     Published,
     Role,
@@ -49,7 +53,7 @@ from cells.events import (
     TransferFailed,
 )
 from cells.roles import Roles
-from cells.waterlevel import capacity_without, groups_that_fit, may_leave, rollout_capacity
+from cells.waterlevel import groups_that_fit, rollout_capacity
 
 TRANSFER_ATTEMPTS = 3
 """A transfer that fails this often in a row can't be expected to succeed."""
@@ -73,11 +77,14 @@ class Phase(Enum):
     DONE = "done"
 
 
-class ElasticPolicy:
+class Policy(ABC):
     """Decides for one run. Feed it events in the order in which they happened, carry its decisions out in the order given.
 
     `snapshot`: what `snapshot()` returned for the checkpoint from which the run goes on.
     """
+
+    keeps_satellites = False
+    """Whether satellites stay in training over a burst's boundary (they need the new weights then)."""
 
     def __init__(self, schedule: Schedule, snapshot: Mapping[str, Any] | None = None) -> None:
         check_schedule(schedule)
@@ -97,12 +104,16 @@ class ElasticPolicy:
         self.roles = Roles.all_rollout(len(schedule.capacity))
         self._backlog = Backlog(Consumed(saved.get("consumed_below", 0), saved.get("consumed", ())))
         self._fed: list[int] = []
+        self._claimed = 0
+        """Groups of the open step whose work is claimed."""
+        self._open = False
+        """Whether training of this burst may begin (`_begins`); stays true to the burst's end."""
         self._asked = 0
         """Groups of Dispatch decisions that were not answered yet."""
         self._burst_end: int = self.step
         self._returning = False
         self._stays = 0
-        """Cells of the last burst that stay in training: 1 (the core) or 0."""
+        """Cells of the last burst that stay in training."""
         self._refused: set[int] = set()
         """Satellites whose transfer to training failed in this burst."""
         self._failures = 0
@@ -216,6 +227,7 @@ class ElasticPolicy:
         for group in self._fed:
             self._backlog.consumed.add(group)
         self._fed = []
+        self._claimed = 0
         self.phase = Phase.BURST
         return self._publish() if self.step >= self._burst_end else []
 
@@ -228,7 +240,42 @@ class ElasticPolicy:
             return [Finish()]
         return self._begin_burst()
 
+    def _on_claimed(self, event: Claimed) -> list[Decision]:
+        if event.step == self.step + 1:
+            self._claimed = max(self._claimed, event.groups)
+        return []
+
+    # -- what a mode says -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _may_leave(self, cell: int) -> bool:
+        """Whether `cell`, the next in order, may leave rollout now; asked only once training may begin (`_begins`)."""
+
+    @abstractmethod
+    def _staying(self) -> int:
+        """How many cells stay in training over the boundary at which the policy is (already dispatched)."""
+
+    def _begins(self) -> bool:
+        """Whether enough waits for training to begin: with streaming one complete group, else all that the burst needs."""
+        ready = self._backlog.ready_count
+        if self.schedule.streaming:
+            return ready > 0
+        return ready >= self._needed or (ready > 0 and self.waterlevel == 0)
+
+    def _room(self) -> int:
+        """Groups that may be dispatched in mid-burst while cells are away: no more than those that remain can hold."""
+        return groups_that_fit(self.schedule, self.roles, self.waterlevel)
+
     # -- decisions ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _needed(self) -> int:
+        """Groups that the burst has yet to be fed."""
+        return (self._burst_end - self.step) * self.schedule.groups_per_step - len(self._fed)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._fed) >= self.schedule.groups_per_step
 
     def _begin_burst(self) -> list[Decision]:
         """The boundary: dispatch, and say which cells go back to rollout."""
@@ -236,11 +283,10 @@ class ElasticPolicy:
         self.burst += 1
         self._burst_end = min(self.step + self.schedule.mu, self.schedule.steps)
         self._refused = set()
+        self._open = False
         decisions = self._dispatch(boundary_target(self.schedule, self.step) - self.outstanding)
-        self._returning = self.roles.prefix > 0
-        # the rule for the core alone (qwengyre.md 2.3); satellites always go back
-        batch_waits = len(self._backlog.ready()) >= self.schedule.groups_per_step
-        self._stays = int(self.roles.core_trains and batch_waits and self.waterlevel <= capacity_without(self.schedule, [0]))
+        self._stays = self._staying()
+        self._returning = self.roles.prefix > self._stays
         return decisions
 
     def _advance(self) -> list[Decision]:
@@ -249,6 +295,7 @@ class ElasticPolicy:
         # the end of the returns opens the step for feeding
         self._returning = self._returning and (self.roles.moving is not None or self.roles.prefix > self._stays)
         decisions = self._replace_skipped()
+        self._open = self._open or self._begins()
         decisions += self._feed()
         return decisions + self._move_or_close()
 
@@ -260,11 +307,10 @@ class ElasticPolicy:
 
     def _replace_skipped(self) -> list[Decision]:
         """Skipped groups may leave the burst short of work: ask for what is missing, as far as it fits."""
-        needed = (self._burst_end - self.step) * self.schedule.groups_per_step - len(self._fed)
-        missing = needed - self.outstanding
+        missing = self._needed - self.outstanding
         away = self.roles.prefix > 0 or self.roles.moving is not None
-        if away:  # inside the training part of a burst: nothing that the remaining cells can't hold
-            missing = min(missing, groups_that_fit(self.schedule, self.roles, self.waterlevel))
+        if missing > 0 and away:  # inside the training part of a burst
+            missing = min(missing, self._room())
         return self._dispatch(missing)
 
     def _skip_void(self) -> int:
@@ -277,13 +323,12 @@ class ElasticPolicy:
         return len(void)
 
     def _feed(self) -> list[Decision]:
-        if not self.roles.core_trains or self._returning:
+        if not self.roles.core_trains or self._returning or not self._open:
             return []
         decisions: list[Decision] = []
-        for state in self._backlog.ready():
-            if len(self._fed) >= self.schedule.groups_per_step:
-                break
-            if holds_back(self._backlog, state, self.schedule, self.step, len(self._fed)):
+        while not self._full:
+            state = self._backlog.oldest()
+            if state is None or holds_back(self._backlog, state, self.schedule, self.step, len(self._fed)):
                 break
             self._backlog.take(state.group)
             self._fed.append(state.group)
@@ -295,18 +340,24 @@ class ElasticPolicy:
             return []
         if self._returning:
             return self._transfer(self.roles.prefix - 1, Role.ROLLOUT)
-        if not self.roles.core_trains:
-            if self._backlog.ready() and may_leave(self.schedule, self.roles, 0, self.waterlevel):
-                return self._transfer(0, Role.TRAINING)
-            return []
-        cell = self.roles.next_to_leave
-        if cell is not None and cell not in self._refused and may_leave(self.schedule, self.roles, cell, self.waterlevel):
-            return self._transfer(cell, Role.TRAINING)
-        return self._close_if_due()
+        if self._joins():
+            return self._transfer(self.roles.prefix, Role.TRAINING)
+        return self._close_if_due() if self.roles.core_trains else []
+
+    def _joins(self) -> bool:
+        """Whether the next cell in order leaves rollout now."""
+        cell = self.roles.prefix
+        if cell >= self.schedule.training_cells or cell in self._refused or not self._open:
+            return False
+        if self.schedule.join_late and self.closes_burst and self._full and self._claimed >= len(self._fed):
+            return False
+        return self._may_leave(cell)
 
     def _close_if_due(self) -> list[Decision]:
         starved = self.outstanding == 0
-        if len(self._fed) >= self.schedule.groups_per_step or (starved and self._fed):
+        if self._full or (starved and self._fed):
+            if self.schedule.join_late and self._claimed < len(self._fed):
+                return []
             self.phase = Phase.CLOSING
             return [CloseStep(self.step + 1)]
         if not starved:
@@ -324,14 +375,15 @@ class ElasticPolicy:
         return [Publish(self.step)]
 
 
-_HANDLERS: dict[type, Callable[[ElasticPolicy, Any], list[Decision]]] = {
-    GroupDispatched: ElasticPolicy._on_dispatched,
-    ExecutionFinished: ElasticPolicy._on_finished,
-    GroupComplete: ElasticPolicy._on_complete,
-    TransferDone: ElasticPolicy._on_transferred,
-    TransferFailed: ElasticPolicy._on_transfer_failed,
-    StepDone: ElasticPolicy._on_step_done,
-    Published: ElasticPolicy._on_published,
+_HANDLERS: dict[type, Callable[[Policy, Any], list[Decision]]] = {
+    GroupDispatched: Policy._on_dispatched,
+    ExecutionFinished: Policy._on_finished,
+    GroupComplete: Policy._on_complete,
+    TransferDone: Policy._on_transferred,
+    TransferFailed: Policy._on_transfer_failed,
+    Claimed: Policy._on_claimed,
+    StepDone: Policy._on_step_done,
+    Published: Policy._on_published,
 }
 
 
@@ -344,6 +396,10 @@ def check_schedule(schedule: Schedule) -> None:
             raise ValueError(f"{name} = {getattr(schedule, name)}: must be 1 or more")
     if schedule.phi < 0:
         raise ValueError(f"phi = {schedule.phi}: must be 0 or more")
+    if not 1 <= schedule.training_cells <= len(schedule.capacity):
+        raise ValueError(f"trainers = {schedule.trainers}: must be 1 to {len(schedule.capacity)}, the number of cells")
+    if schedule.mode is Mode.ASYNC and schedule.capacity_from[schedule.training_cells] < 1:
+        raise ValueError("async needs cells that never train, or a standalone pool: nothing would be left for rollout")
     bound = schedule.staleness_bound
     if bound is not None and bound < schedule.mu - 1:
         raise ValueError(f"staleness_bound = {bound}: a burst of mu = {schedule.mu} steps needs at least {schedule.mu - 1}")

@@ -9,6 +9,7 @@ Invariants (checked by `Roles.moved`, which is the only way to a new state):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -39,48 +40,76 @@ def predecessors(state: CellState) -> frozenset[CellState]:
 
 @dataclass(frozen=True)
 class Roles:
-    """The states of all cells, in their fixed order."""
+    """The states of all cells, in their fixed order; constant in size: the prefix, and what the cell behind it does."""
 
-    states: tuple[CellState, ...]
+    cells: int
+    prefix: int = 0
+    """How many cells are in training; they are cells 0 .. prefix - 1."""
+    transit: CellState | None = None
+    """LEAVING or RETURNING: of cell `prefix`."""
 
     @classmethod
     def all_rollout(cls, cells: int) -> Roles:
-        return cls((CellState.ROLLOUT,) * cells)
+        return cls(cells)
+
+    @classmethod
+    def of(cls, states: Sequence[CellState]) -> Roles:
+        """From one state a cell. ValueError unless training is a prefix and one cell at most, the next, is in transit."""
+        prefix = next((k for k, state in enumerate(states) if state is not CellState.TRAINING), len(states))
+        behind = states[prefix] if prefix < len(states) else CellState.ROLLOUT
+        found = cls(len(states), prefix, None if behind is CellState.ROLLOUT else behind)
+        if found.states != tuple(states):
+            raise ValueError(f"{[state.value for state in states]}: training is no prefix, or several cells are in transit")
+        return found
 
     @property
-    def prefix(self) -> int:
-        """How many cells are in training; they are cells 0 .. prefix - 1."""
-        return sum(1 for state in self.states if state is CellState.TRAINING)
+    def states(self) -> tuple[CellState, ...]:
+        """One state a cell."""
+        behind = self.cells - self.prefix
+        middle = () if self.transit is None else (self.transit,)
+        return (CellState.TRAINING,) * self.prefix + middle + (CellState.ROLLOUT,) * (behind - len(middle))
+
+    def state(self, cell: int) -> CellState:
+        """The state of one cell."""
+        if cell < self.prefix:
+            return CellState.TRAINING
+        return self.transit if cell == self.prefix and self.transit is not None else CellState.ROLLOUT
 
     @property
     def moving(self) -> int | None:
         """The cell in transit."""
-        for cell, state in enumerate(self.states):
-            if state in (CellState.LEAVING, CellState.RETURNING):
-                return cell
-        return None
+        return None if self.transit is None else self.prefix
+
+    @property
+    def serving(self) -> int:
+        """The first cell in rollout; all behind it are, too."""
+        return self.prefix + (self.transit is not None)
 
     @property
     def core_trains(self) -> bool:
-        return self.states[0] is CellState.TRAINING
+        return self.prefix > 0
 
     @property
     def next_to_leave(self) -> int | None:
         """The cell that leaves rollout next, None when all are in training or one is in transit."""
-        if self.moving is not None or self.prefix == len(self.states):
+        if self.transit is not None or self.prefix == self.cells:
             return None
         return self.prefix
 
     def moved(self, cell: int, state: CellState) -> Roles:
         """The states with `cell` in `state`. ValueError for a change that is not allowed."""
-        old = self.states[cell]
+        old = self.state(cell)
         if old not in predecessors(state):
             raise ValueError(f"cell {cell} can't go from {old.value} to {state.value}")
-        if state is CellState.LEAVING and cell != self.next_to_leave:
-            raise ValueError(f"cell {cell} can't leave rollout: next is {self.next_to_leave}, in transit is {self.moving}")
-        if state is CellState.RETURNING and (self.moving is not None or cell != self.prefix - 1):
-            raise ValueError(f"cell {cell} can't return: last in training is {self.prefix - 1}, in transit is {self.moving}")
-        return Roles((*self.states[:cell], state, *self.states[cell + 1 :]))
+        if state is CellState.LEAVING:
+            if cell != self.next_to_leave:
+                raise ValueError(f"cell {cell} can't leave rollout: next is {self.next_to_leave}, in transit is {self.moving}")
+            return Roles(self.cells, self.prefix, state)
+        if state is CellState.RETURNING:
+            if self.moving is not None or cell != self.prefix - 1:
+                raise ValueError(f"cell {cell} can't return: last in training is {self.prefix - 1}, in transit is {self.moving}")
+            return Roles(self.cells, self.prefix - 1, state)
+        return Roles(self.cells, self.prefix + (state is CellState.TRAINING))
 
     def begin(self, cell: int, to: Role) -> Roles:
         """A transfer of `cell` begins."""
@@ -89,7 +118,7 @@ class Roles:
     def end(self, cell: int, to: Role, undone: bool = False) -> Roles:
         """The transfer of `cell` to role `to` is over; `undone`: the cell is where it was before."""
         on_the_way = CellState.LEAVING if to is Role.TRAINING else CellState.RETURNING
-        if self.states[cell] is not on_the_way:
-            raise ValueError(f"cell {cell} is {self.states[cell].value}: no transfer to {to.value} is under way")
+        if self.state(cell) is not on_the_way:
+            raise ValueError(f"cell {cell} is {self.state(cell).value}: no transfer to {to.value} is under way")
         arrived = CellState.TRAINING if (to is Role.TRAINING) is not undone else CellState.ROLLOUT
         return self.moved(cell, arrived)

@@ -7,16 +7,13 @@ ever: C_R - C_e >= 0, and w reaches 0 because every execution ends (its overall 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from cells.events import Schedule
-from cells.roles import CellState, Roles
+from cells.roles import Roles
 
 
 def rollout_capacity(schedule: Schedule, roles: Roles) -> int:
     """C_R: slots in rollout now. A cell in transit has none: it admits nothing any more, or not yet."""
-    cells = (c for c, state in zip(schedule.capacity, roles.states, strict=True) if state is CellState.ROLLOUT)
-    return schedule.standalone_capacity + sum(cells)
+    return schedule.capacity_from[roles.serving]
 
 
 def may_leave(schedule: Schedule, roles: Roles, cell: int, waterlevel: int) -> bool:
@@ -24,10 +21,9 @@ def may_leave(schedule: Schedule, roles: Roles, cell: int, waterlevel: int) -> b
     return waterlevel <= rollout_capacity(schedule, roles) - schedule.capacity[cell]
 
 
-def capacity_without(schedule: Schedule, cells: Iterable[int]) -> int:
-    """C_R once every cell but `cells` is back in rollout."""
-    away = set(cells)
-    return schedule.standalone_capacity + sum(c for k, c in enumerate(schedule.capacity) if k not in away)
+def capacity_without(schedule: Schedule, cells: int) -> int:
+    """C_R once every cell but the first `cells` is back in rollout."""
+    return schedule.capacity_from[cells]
 
 
 def groups_that_fit(schedule: Schedule, roles: Roles, waterlevel: int) -> int:

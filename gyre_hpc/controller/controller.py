@@ -39,7 +39,7 @@ from cells.events import (
     Transfer,
     TransferDone,
 )
-from cells.policy import ElasticPolicy
+from cells.policies import ElasticPolicy
 from cells.roles import CellState
 from cells.waiting import wait
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_state

@@ -16,6 +16,7 @@ from cells.events import (
     GroupComplete,
     GroupDispatched,
     GroupFrontier,
+    Mode,
     Publish,
     Published,
     Role,
@@ -25,7 +26,8 @@ from cells.events import (
     TransferDone,
     TransferFailed,
 )
-from cells.policy import TRANSFER_ATTEMPTS, ElasticPolicy, ScheduleStuck
+from cells.policies import ElasticPolicy
+from cells.policy import TRANSFER_ATTEMPTS, ScheduleStuck
 from tests.cells.world import World
 
 ROLLOUT, TRAINING = Role.ROLLOUT, Role.TRAINING
@@ -34,15 +36,25 @@ ROLLOUT, TRAINING = Role.ROLLOUT, Role.TRAINING
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     mu = draw(st.integers(1, 3))
+    capacity = tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=4)))
+    standalone = draw(st.sampled_from([0, 0, 3, 8]))
+    trainers = draw(st.none() | st.integers(1, len(capacity)))
+    mode = draw(st.sampled_from(Mode))
+    if mode is Mode.ASYNC and not standalone and trainers in (None, len(capacity)):
+        standalone = 5
     return Schedule(
-        capacity=tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))),
+        capacity=capacity,
         groups_per_step=draw(st.integers(1, 4)),
         group_size=draw(st.integers(1, 4)),
         phi=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])),
         mu=mu,
         steps=draw(st.integers(1, 5)),
-        standalone_capacity=draw(st.sampled_from([0, 0, 3, 8])),
+        standalone_capacity=standalone,
         staleness_bound=draw(st.none() | st.integers(mu - 1, mu + 2)),
+        mode=mode,
+        streaming=draw(st.booleans()),
+        trainers=trainers,
+        join_late=draw(st.booleans()),
     )
 
 

@@ -11,7 +11,7 @@ R, L, T, B = CellState.ROLLOUT, CellState.LEAVING, CellState.TRAINING, CellState
 def test_every_state_is_reached_only_from_its_predecessors() -> None:
     for old in CellState:
         for new in CellState:
-            states = Roles((old,))
+            states = Roles.of((old,))
             if old in predecessors(new):
                 assert states.moved(0, new).states == (new,)
             else:
@@ -25,7 +25,7 @@ def test_every_state_is_reached_only_from_its_predecessors() -> None:
 )
 def test_transfers_are_serial_and_training_is_a_prefix(states: tuple[CellState, ...], cell: int, to: CellState) -> None:
     with pytest.raises(ValueError, match=f"cell {cell} can't"):
-        Roles(states).moved(cell, to)
+        Roles.of(states).moved(cell, to)
 
 
 def test_a_whole_round_with_a_transfer_undone_each_way() -> None:

@@ -9,20 +9,20 @@ SCHEDULE = Schedule(capacity=(10, 20, 30), groups_per_step=2, group_size=4, phi=
 
 
 def test_capacity_counts_the_pool_and_cells_in_rollout_only() -> None:
-    assert rollout_capacity(SCHEDULE, Roles((R, R, R))) == 65
-    assert rollout_capacity(SCHEDULE, Roles((T, L, R))) == 35
-    assert rollout_capacity(SCHEDULE, Roles((T, B, R))) == 35
-    assert capacity_without(SCHEDULE, [0]) == 55
+    assert rollout_capacity(SCHEDULE, Roles.of((R, R, R))) == 65
+    assert rollout_capacity(SCHEDULE, Roles.of((T, L, R))) == 35
+    assert rollout_capacity(SCHEDULE, Roles.of((T, B, R))) == 35
+    assert capacity_without(SCHEDULE, 1) == 55
 
 
 def test_a_cell_leaves_when_the_rest_holds_every_unfinished_execution() -> None:
-    assert may_leave(SCHEDULE, Roles((R, R, R)), 0, 55)
-    assert not may_leave(SCHEDULE, Roles((R, R, R)), 0, 56)
-    assert may_leave(SCHEDULE, Roles((T, R, R)), 1, 35)
-    assert not may_leave(SCHEDULE, Roles((T, R, R)), 1, 36)
+    assert may_leave(SCHEDULE, Roles.of((R, R, R)), 0, 55)
+    assert not may_leave(SCHEDULE, Roles.of((R, R, R)), 0, 56)
+    assert may_leave(SCHEDULE, Roles.of((T, R, R)), 1, 35)
+    assert not may_leave(SCHEDULE, Roles.of((T, R, R)), 1, 36)
 
 
 def test_groups_that_fit_beside_what_runs() -> None:
-    assert groups_that_fit(SCHEDULE, Roles((T, T, R)), 30) == 1
-    assert groups_that_fit(SCHEDULE, Roles((T, T, R)), 32) == 0
-    assert groups_that_fit(SCHEDULE, Roles((T, T, T)), 9) == 0
+    assert groups_that_fit(SCHEDULE, Roles.of((T, T, R)), 30) == 1
+    assert groups_that_fit(SCHEDULE, Roles.of((T, T, R)), 32) == 0
+    assert groups_that_fit(SCHEDULE, Roles.of((T, T, T)), 9) == 0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 from cells.events import (
+    Claimed,
     CloseStep,
     Decision,
     Dispatch,
@@ -16,6 +17,7 @@ from cells.events import (
     GroupComplete,
     GroupDispatched,
     GroupFrontier,
+    Mode,
     Publish,
     Published,
     Role,
@@ -25,7 +27,7 @@ from cells.events import (
     TransferDone,
     TransferFailed,
 )
-from cells.policy import ElasticPolicy
+from cells.policies import make_policy
 
 Draw = Callable[[int], int]
 """A number in 0..n-1."""
@@ -36,9 +38,10 @@ class World:
 
     def __init__(self, schedule: Schedule, draw: Draw, void: Callable[[], bool], fails: Callable[[], bool]) -> None:
         self.schedule, self.draw, self.void, self.fails = schedule, draw, void, fails
-        self.policy = ElasticPolicy(schedule)
+        self.policy = make_policy(schedule)
         self.saved = self.saving = self.policy.snapshot()
         self.groups: dict[int, GroupFrontier] = {}
+        """Every group, as the ledger would tell it."""
         self.step = self.published = 0
         self.steps: list[list[int]] = []
         """Groups of every step that is done."""
@@ -56,6 +59,9 @@ class World:
         self.claimants: set[int] = set()
         """Cells that may have a part of the open step's gradient."""
         self.closing = self.publishing = False
+        self.claimed = 0
+        self.leftover = sum(g.size - g.finished for g in self.groups.values())
+        """Unfinished executions that a restart found: they may be more than async's rollout cells hold."""
 
     # -- what happens ---------------------------------------------------------------------------------------------------------
 
@@ -69,15 +75,23 @@ class World:
 
     def happen(self) -> None:
         unfinished = [g for g in self.groups.values() if g.valid is None]
-        choices = len(self.pending) + len(unfinished) + (1 if self.dispatches else 0)
+        claims = self.schedule.join_late and not self.closing and self.claimed < len(self.fed)
+        choices = len(self.pending) + len(unfinished) + bool(self.dispatches) + claims
         assert choices, f"nothing can happen any more: phase {self.policy.phase}, roles {self.roles}, fed {self.fed}"
         at = self.draw(choices)
         if at < len(self.pending):
             self.deliver(self.pending.pop(at))
         elif at < len(self.pending) + len(unfinished):
             self.finish_one(unfinished[at - len(self.pending)])
-        else:
+        elif self.dispatches and at == len(self.pending) + len(unfinished):
             self.dispatch_one()
+        else:
+            self.claim()
+
+    def claim(self) -> None:
+        """The training cells claim the work of some further groups."""
+        self.claimed += 1 + self.draw(len(self.fed) - self.claimed)
+        self.tell(Claimed(self.step + 1, self.claimed))
 
     def finish_one(self, group: GroupFrontier) -> None:
         finished = group.finished + 1
@@ -106,6 +120,7 @@ class World:
                 self.closing, self.saved = False, self.saving
                 self.note_step(step)
                 self.fed = []
+                self.claimed = 0
                 self.claimants = set()
             case Published(version):
                 self.published, self.publishing = version, False
@@ -120,7 +135,7 @@ class World:
         self._boot()
         self.published = self.step
         assert self.saved["step"] == self.step
-        self.policy = ElasticPolicy(self.schedule, self.saved)
+        self.policy = make_policy(self.schedule, self.saved)
         self.carry_out(self.policy.resume(self.groups.values()))
 
     # -- what the policy decides -----------------------------------------------------------------------------------------------
@@ -159,15 +174,26 @@ class World:
         prefix = self.roles.count(Role.TRAINING)
         assert self.roles == [Role.TRAINING] * prefix + [Role.ROLLOUT] * (len(self.roles) - prefix), "not a prefix"
         if transfer.to is Role.TRAINING:
-            assert transfer.cell == prefix
-            remaining = self.rollout_capacity() - self.schedule.capacity[transfer.cell]
-            assert self.waterlevel() <= remaining, "the cells that remain can't hold what is unfinished"
+            assert transfer.cell == prefix < self.schedule.training_cells
+            self.check_capacity(transfer.cell)
         else:
+            assert self.schedule.mode is not Mode.ASYNC, "a cell of a fixed pool returns"
             assert transfer.cell == prefix - 1
             assert transfer.cell not in self.claimants, "a cell leaves with a part of the gradient"
         self.transfer = transfer
         outcome = TransferFailed if self.fails() else TransferDone
         self.pending.append(outcome(transfer.cell, transfer.to))
+
+    def check_capacity(self, cell: int) -> None:
+        """A cell may leave: what remains holds every unfinished execution; under colocate what never trains does."""
+        left = self.rollout_capacity() - self.schedule.capacity[cell]
+        if self.schedule.mode is Mode.COLOCATE:
+            left = self.schedule.standalone_capacity + sum(self.schedule.capacity[self.schedule.training_cells :])
+        if self.schedule.mode is Mode.ASYNC:
+            assert not self.dispatches, "async transfers before it dispatches"
+            assert self.waterlevel() <= self.leftover
+        else:
+            assert self.waterlevel() <= left, "the cells that remain can't hold what is unfinished"
 
     def feed(self, group: int) -> None:
         frontier = self.groups[group]
@@ -178,11 +204,18 @@ class World:
         assert group not in self.trained, "fed twice"
         ready = [g for g in self.groups.values() if g.valid and g.group not in self.fed and g.group not in self.trained]
         assert (frontier.version, group) == min((g.version, g.group) for g in ready), "not the oldest complete group"
+        if not self.schedule.streaming and not self.fed and self.step == self.burst_start():
+            whole = min(self.schedule.mu, self.schedule.steps - self.step) * self.schedule.groups_per_step
+            assert len(ready) >= whole or self.waterlevel() == 0, "training began before the burst was complete"
         self.fed.append(group)
         self.note_claimants()
         bound = self.schedule.staleness_bound
         if bound is not None:
             assert self.step - frontier.version <= bound, "too stale"
+
+    def burst_start(self) -> int:
+        """The step after which the present burst began: weights are published at bursts' ends."""
+        return self.published
 
     def note_step(self, step: int) -> None:
         self.step = step
@@ -197,6 +230,7 @@ class World:
         assert step == self.step + 1
         assert self.transfer is None
         assert 0 < len(self.fed) <= self.schedule.groups_per_step
+        assert not self.schedule.join_late or self.claimed == len(self.fed), "closed before all work was claimed"
         if len(self.fed) < self.schedule.groups_per_step:  # a short step: nothing else could come
             assert not self.dispatches
             assert all(g.valid is not None for g in self.groups.values())
