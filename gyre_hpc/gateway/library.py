@@ -58,6 +58,8 @@ class Library:
                 f"the parser {names} is vLLM's, which can't be imported ({error})",
                 "install vLLM, or set model.tool_parser = hermes and model.reasoning_parser = think",
             ) from None
+        for name in ("vllm.tool_parsers", "vllm.reasoning", "vllm.parser"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # a traceback for every text that is no call
         try:
             self._tokenizer = get_tokenizer(str(directory))
             harmony = bool(_HARMONY & {tool, reasoning})
