@@ -24,6 +24,7 @@ from gyre_hpc.gateway.canonical import (
     normalise_tools,
 )
 from gyre_hpc.gateway.dialect import Asked, parse_body, sort_events
+from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, blocks_of
 
@@ -41,7 +42,7 @@ ERROR_TYPES = {
 }
 
 
-def conversation_of(body: Mapping[str, Any]) -> Conversation:
+def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conversation:
     """The canonical conversation of a Messages request. Raises BadRequest."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -56,18 +57,22 @@ def conversation_of(body: Mapping[str, Any]) -> Conversation:
     choice = body.get("tool_choice")
     usable = [] if isinstance(choice, dict) and choice.get("type") == "none" else [tool for tool in tools if "name" in tool]
     try:
-        return Conversation(Head(normalise_system(body.get("system")), normalise_tools(usable)), normalise_messages(messages))
+        head = Head(normalise_system(body.get("system")), normalise_tools(usable))
+        turns = normalise_messages(messages)
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
+    if turns and turns[-1].role == "assistant":
+        raise BadRequest("the conversation must end with a user message: this model does not continue a turn that is begun")
+    return Conversation(head, turns, harness)
 
 
-def call_request(raw: bytes, body: Mapping[str, Any], agent: str) -> CallRequest:
+def call_request(raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC) -> CallRequest:
     """What the recorder needs of a request. Raises BadRequest."""
     max_tokens = body.get("max_tokens")
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise BadRequest("max_tokens: a positive integer is required")
     digest = blake3(len(agent).to_bytes(4, "little") + agent.encode() + raw).digest(16)
-    return CallRequest(conversation_of(body), max_tokens, agent, digest)
+    return CallRequest(conversation_of(body, harness), max_tokens, agent, digest)
 
 
 def error_body(status: int, message: str) -> bytes:
@@ -102,7 +107,7 @@ class Messages:
     def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
         """See Dialect."""
         body = parse_body(raw)
-        call = call_request(raw, body, headers.get(AGENT_HEADER, ""))
+        call = call_request(raw, body, headers.get(AGENT_HEADER, ""), harness_of(headers))
         return Asked(call, bool(body.get("stream")), MessagesAnswer(str(body.get("model") or model)))
 
     def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:

@@ -22,6 +22,8 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
+from gyre_hpc.gateway.harnesses import GENERIC, Harness
+
 Block = dict[str, Any]
 """A normalised block: {"type": "text", "text"} | {"type": "thinking", "thinking"} | {"type": "tool_use", "id", "name", "input"} |
 {"type": "tool_result", "tool_use_id", "content": [str, ...], "is_error"}."""
@@ -91,6 +93,8 @@ class Conversation:
 
     head: Head
     messages: tuple[Message, ...] = field(default=())
+    harness: Harness = GENERIC
+    """Who says it: no part of its meaning."""
 
     @cached_property
     def key(self) -> bytes:

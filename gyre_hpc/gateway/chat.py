@@ -7,11 +7,13 @@ Sampling parameters and response_format are not obeyed: the run's configuration 
 openai.py, each with its test in tests/gateway/test_chat.py:
 1. A message has one text: texts apart (before and after a tool call) are joined by a line break, as delivered and as it comes back.
 2. Every `tool` message is a turn of its own with one result; `reasoning_content` (or `reasoning`) is a thought, which is not compared.
+3. opencode writes the call of a tool that it does not have as one of `invalid`, {"tool", "error"}, its arguments lost; or in small letters
+   where that is a tool. The error comes again as the call's result, so it means nothing here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -20,6 +22,7 @@ import orjson
 from gyre_hpc.gateway import openai
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
 from gyre_hpc.gateway.canonical import (
+    Block,
     Conversation,
     Head,
     Message,
@@ -29,10 +32,13 @@ from gyre_hpc.gateway.canonical import (
     normalise_tools,
 )
 from gyre_hpc.gateway.dialect import Asked, parse_body, sort_events
+from gyre_hpc.gateway.harnesses import GENERIC, OPENCODE, Harness, harness_of
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, ToolPiece
 
 PING = b": ping\n\n"
+INVALID = "invalid"
+"""What opencode calls the tool of a call that it could not run."""
 DONE = b"data: [DONE]\n\n"
 FINISH = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
 ROLES = (*openai.SYSTEM_ROLES, "user", "assistant", "tool")
@@ -54,7 +60,8 @@ class ChatCompletions:
         body = parse_body(raw)
         options = body.get("stream_options")
         usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        call = call_request(raw, body, openai.agent_of(headers))
+        harness = harness_of(headers)
+        call = call_request(raw, body, harness.agent(headers), harness)
         return Asked(call, bool(body.get("stream")), ChatAnswer(str(body.get("model") or model), usage))
 
     def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
@@ -62,17 +69,23 @@ class ChatCompletions:
         return openai.error_body(status, message, error)
 
 
-def call_request(raw: bytes, body: Mapping[str, Any], agent: str) -> CallRequest:
+def call_request(raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC) -> CallRequest:
     """What the recorder needs of a request. Raises BadRequest."""
     openai.refuse(body, REFUSED)
     if body.get("n") not in (None, 1):
         raise BadRequest("n: only 1 is supported; call again for another answer")
     limit = openai.limit_of(body, "max_completion_tokens", "max_tokens")
     digest = openai.digest_of(ChatCompletions.path, agent, raw)
-    return CallRequest(conversation_of(body), limit, agent, digest, delivered)
+    conversation = conversation_of(body, harness)
+    offered = {tool["name"] for tool in conversation.head.tools}
+
+    def comes_back(reply: Message) -> Message:
+        return delivered(reply, offered if harness is OPENCODE else None)
+
+    return CallRequest(conversation, limit, agent, digest, comes_back)
 
 
-def conversation_of(body: Mapping[str, Any]) -> Conversation:
+def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conversation:
     """The canonical conversation of a request. Raises BadRequest."""
     messages = openai.objects(body.get("messages"), "messages")
     if not messages:
@@ -85,16 +98,29 @@ def conversation_of(body: Mapping[str, Any]) -> Conversation:
     above = list(takewhile(lambda message: message["role"] in openai.SYSTEM_ROLES, messages))
     try:
         system = [text for message in above for text in openai.texts_of(message.get("content"), "a system message")]
-        turns = [_turn(message) for message in messages[len(above) :]]
+        turns = [_turn(message, harness) for message in messages[len(above) :]]
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
-    return Conversation(Head(normalise_system(system), normalise_tools(usable)), tuple(turn for turn in turns if not turn.blank))
+    return Conversation(Head(normalise_system(system), normalise_tools(usable)), tuple(turn for turn in turns if not turn.blank), harness)
 
 
-def delivered(reply: Message) -> Message:
-    """An answer as it comes back (rule 1)."""
-    others = tuple(block for block in reply.blocks if block["type"] != "text")
+def delivered(reply: Message, offered: Container[str] | None = None) -> Message:
+    """An answer as it comes back (rule 1); `offered`: the tools that opencode has (rule 3)."""
+    others = tuple(block if offered is None else _as_opencode(block, offered) for block in reply.blocks if block["type"] != "text")
     return Message(reply.role, ({"type": "text", "text": reply.text}, *others) if reply.text else others)
+
+
+def _as_opencode(block: Block, offered: Container[str]) -> Block:
+    """A call as opencode writes it down (rule 3)."""
+    if block["type"] != "tool_use" or block["name"] in offered:
+        return block
+    if block["name"].lower() in offered:
+        return {**block, "name": block["name"].lower()}
+    return _unknown_to_opencode(block["id"], block["name"])
+
+
+def _unknown_to_opencode(call: str, name: Any) -> Block:
+    return {"type": "tool_use", "id": call, "name": INVALID, "input": {"tool": name}}
 
 
 class ChatAnswer:
@@ -165,7 +191,7 @@ class ChatAnswer:
         return {"id": f"chatcmpl-{call:08x}", "object": kind, "created": 0, "model": self._model}
 
 
-def _turn(message: Mapping[str, Any]) -> Message:
+def _turn(message: Mapping[str, Any], harness: Harness) -> Message:
     role, content = message["role"], message.get("content")
     texts = openai.texts_of(content, f"a {role} message")
     if role == "tool":
@@ -178,15 +204,17 @@ def _turn(message: Mapping[str, Any]) -> Message:
     thought = message.get("reasoning_content") or message.get("reasoning")
     thinking = [{"type": "thinking", "thinking": thought}] if isinstance(thought, str) else []
     said = openai.text_blocks(["\n".join(texts)]) if texts else []
-    calls = [_call(call) for call in openai.objects(message.get("tool_calls"), "tool_calls")]
+    calls = [_call(call, harness) for call in openai.objects(message.get("tool_calls"), "tool_calls")]
     return normalise_message(role, [*thinking, *said, *calls])
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call(call: Mapping[str, Any], harness: Harness) -> Block:
     function = call.get("function")
     if not isinstance(function, dict):
         raise BadRequest("tool_calls: only functions are supported")
     arguments = openai.arguments_of(function.get("arguments"))
+    if harness is OPENCODE and function.get("name") == INVALID and arguments.keys() == {"tool", "error"}:
+        return _unknown_to_opencode(call.get("id") or "", arguments["tool"])
     return {"type": "tool_use", "id": call.get("id") or "", "name": function.get("name") or "", "input": arguments}
 
 

@@ -26,25 +26,31 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that was accepted. `head`: key of its head; `prompt`: digest of its whole history; `node`: what it continues, or -1."""
+    """A request that was accepted. `head`: key of its head; `prompt`: digest of its whole history; `node`: what it continues, or -1.
+
+    `first`: key of its first turn, when it continues nothing; `tools`: it has any.
+    """
 
     agent: str
     head: bytes
     prompt: bytes
     node: int
     verdict: Verdict
+    first: bytes = b""
+    tools: bool = False
 
     def boundary(self, execution: int, call: int, node: int, depth: int) -> Boundary:
         """To be appended behind the intent, whose prompt ends at `node` and has `depth` messages."""
         v = self.verdict
-        note = orjson.dumps([self.agent, self.head.hex(), self.node, v.base, v.role, v.difference])
+        note = orjson.dumps([self.agent, self.head.hex(), self.node, v.base, v.role, v.difference, self.first.hex(), self.tools])
         return Boundary(execution, call, node, depth, self.prompt, note)
 
     @staticmethod
     def of(boundary: Boundary) -> Asked:
         """Back from the journal. ValueError, TypeError: the note is not ours."""
-        agent, head, node, base, role, difference = orjson.loads(boundary.note)
-        return Asked(agent, bytes.fromhex(head), boundary.digest, node, Verdict(Role(base), Role(role), difference))
+        agent, head, node, base, role, difference, first, tools = orjson.loads(boundary.note)
+        verdict = Verdict(Role(base), Role(role), difference)
+        return Asked(agent, bytes.fromhex(head), boundary.digest, node, verdict, bytes.fromhex(first), bool(tools))
 
 
 @dataclass(frozen=True)

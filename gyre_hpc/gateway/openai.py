@@ -1,4 +1,4 @@
-"""What the two dialects of OpenAI share: error bodies, limits, tool arguments, text parts, ids of sub-agents. Pure.
+"""What the two dialects of OpenAI share: error bodies, limits, tool arguments, text parts. Pure.
 
 Rules of the canonical form that are theirs (canonical.py has those of all dialects), each with its test in tests/gateway/test_openai.py:
 1. `arguments` is a JSON text and compared as the value it means; an empty text means no arguments. What is no JSON object is kept under
@@ -21,8 +21,6 @@ from gyre_hpc.gateway.canonical import UnsupportedContent
 UNLIMITED = 1 << 40
 """Tokens where the client names no limit: the window is the limit."""
 SYSTEM_ROLES = ("system", "developer")
-AGENT_HEADERS = (("x-parent-session-id", "x-session-id"), ("x-codex-parent-thread-id", "thread-id"))
-"""(sent by sub-agents only, the id of the one that calls): opencode, Codex."""
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -35,14 +33,6 @@ def error_body(status: int, message: str, error: Exception | None = None) -> byt
         message = f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in {error.tokens} tokens."
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
-
-
-def agent_of(headers: Mapping[str, str]) -> str:
-    """The harness's id of the sub-agent that calls, or ""."""
-    for parent, own in AGENT_HEADERS:
-        if headers.get(parent):
-            return headers.get(own, "")
-    return ""
 
 
 def digest_of(path: str, agent: str, raw: bytes) -> bytes:

@@ -284,9 +284,9 @@ class Recorder:
 
     async def _prompt(self, live: _Live, conversation: Conversation, agent: str) -> _Prompt:
         messages = conversation.messages
-        if not messages or messages[-1].role == "assistant":
-            raise BadRequest("the conversation must end with a user message")
-        history = [message.canonical for message in messages[:-1]]
+        if not messages:
+            raise BadRequest("the conversation is empty")
+        history = [message.canonical for message in (messages if messages[-1].role == "assistant" else messages[:-1])]
         match = self._index.match(live.execution, conversation.head.canonical, history)
         last = int(live.nodes[match.node][1][-1]) if match.node >= 0 else -1
         size = sum(len(message.canonical) for message in messages[match.depth :])

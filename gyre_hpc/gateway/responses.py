@@ -30,6 +30,7 @@ from gyre_hpc.gateway.canonical import (
     normalise_tools,
 )
 from gyre_hpc.gateway.dialect import Asked, parse_body
+from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.responses_answer import ResponsesAnswer, Tools
 
@@ -55,7 +56,8 @@ class Responses:
     def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
         """See Dialect."""
         body = parse_body(raw)
-        call = call_request(raw, body, openai.agent_of(headers))
+        harness = harness_of(headers)
+        call = call_request(raw, body, harness.agent(headers), harness)
         return Asked(call, bool(body.get("stream")), ResponsesAnswer(str(body.get("model") or model), tools_of(body)[1]))
 
     def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
@@ -63,7 +65,7 @@ class Responses:
         return openai.error_body(status, message, error)
 
 
-def call_request(raw: bytes, body: Mapping[str, Any], agent: str) -> CallRequest:
+def call_request(raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC) -> CallRequest:
     """What the recorder needs of a request. Raises BadRequest."""
     openai.refuse(body, REFUSED)
     limit = openai.limit_of(body, "max_output_tokens")
@@ -73,10 +75,10 @@ def call_request(raw: bytes, body: Mapping[str, Any], agent: str) -> CallRequest
         """An answer as it comes back (rule 4)."""
         return Message(reply.role, tuple(tools.delivered(block) for block in reply.blocks))
 
-    return CallRequest(conversation_of(body), limit, agent, openai.digest_of(Responses.path, agent, raw), delivered)
+    return CallRequest(conversation_of(body, harness), limit, agent, openai.digest_of(Responses.path, agent, raw), delivered)
 
 
-def conversation_of(body: Mapping[str, Any]) -> Conversation:
+def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conversation:
     """The canonical conversation of a request. Raises BadRequest."""
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else openai.objects(given, "input")
@@ -91,7 +93,7 @@ def conversation_of(body: Mapping[str, Any]) -> Conversation:
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
     usable = () if body.get("tool_choice") == "none" else normalise_tools(definitions)
-    return Conversation(Head(normalise_system(system), usable), tuple(turn for turn in turns if not turn.blank))
+    return Conversation(Head(normalise_system(system), usable), tuple(turn for turn in turns if not turn.blank), harness)
 
 
 def tools_of(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Tools]:

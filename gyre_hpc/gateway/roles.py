@@ -1,11 +1,16 @@
 """What a call is within its execution: its role (selection classes) and how it relates to what was recorded.
 
-A harness is a black box; these are rules by shape, and by the ids that some harnesses send. The order of the rules is the order of trust:
-1. a conversation that continues a recorded turn keeps that turn's role;
-2. an agent id (`x-claude-code-agent-id`, sub-agents only) makes a new conversation a sub-agent's;
-3. a new conversation under a known head after a summary was asked for is the same agent, compacted;
-4. a new conversation under another head is a sub-agent if it has tools, else a side query (titles, checks). Side queries train last.
-A call that asks for a summary of its own conversation is `*_SUMMARY`; how harnesses word that is one table, `SUMMARY_REQUESTS`.
+A harness is a black box; these are rules by shape and by the ids that some harnesses send, with each harness's wording from harnesses.py.
+The order of the rules is the order of trust:
+1. a conversation that continues a recorded turn keeps that turn's role; one that asks for a summary of itself is `*_SUMMARY`;
+2. a new conversation that asks for a summary (of turns told under another head, or as text) summarises its agent's conversation;
+3. a known wording is a side query (titles, looks back), and so is what has neither tools nor an id where the harness always gives tools;
+   what continues a side query is one;
+4. after a summary the same agent's next conversation is the same one, compacted;
+5. an agent's id makes a new conversation a sub-agent's; no id, where the harness gives ids, makes it main's;
+6. without ids: the first conversation is main's; so is the first with tools, if main had none; one that begins like another under the same
+   head is that one, edited; under another head it is a sub-agent if it has tools, else, or when it tells our turns, a side query.
+Side queries train last, whoever asks them and whenever: a title that is asked before the first real call does not take main's place.
 `difference` is told apart so that false forks are seen. `drift`: an assistant turn stands where ours was delivered, or carries one of our
 tool calls, in a form which the canonical rules do not know; no intention of a harness explains it, and it should never be met
 (`UNEXPLAINED`). `lost-call`: an assistant turn stands where a call was dispatched and no answer of it is recorded as delivered: a gateway
@@ -14,13 +19,12 @@ died, or a stream broke and the harness kept its beginning. Every other class is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gyre_hpc.gateway.canonical import Conversation, Message
+from gyre_hpc.gateway.harnesses import Patterns
 from gyre_hpc.gateway.notes import Answered, Asked, Verdict
-from gyre_hpc.harness.texts import COMPACT
 from trees.matching import Match, chain
 from trees.records import Role
 
@@ -28,15 +32,9 @@ __all__ = ["UNEXPLAINED", "History", "Verdict", "asks_for_summary"]
 
 UNEXPLAINED = frozenset({"drift"})
 """Differences that no intention of a harness explains: a warning event tells of each."""
-SUMMARY_REQUESTS: tuple[re.Pattern[str], ...] = (
-    re.compile(rf"^{re.escape(COMPACT)}$"),  # the bundled harness
-    re.compile(r"create a detailed summary of (the|this|our) conversation", re.IGNORECASE),  # Claude Code
-    re.compile(r"CONTEXT CHECKPOINT COMPACTION"),  # Codex
-    re.compile(r"<state_snapshot>"),  # qwen-code
-    re.compile(r"(detailed prompt for continuing|summari[sz]e) our conversation", re.IGNORECASE),  # opencode
-)
 _SUMMARY_OF = {Role.MAIN: Role.MAIN_SUMMARY, Role.SUB_AGENT: Role.SUB_AGENT_SUMMARY}
 SIDE_QUERY_ROLE = Role.SUB_AGENT_SUMMARY
+_SIDE = (SIDE_QUERY_ROLE, "side-query")
 
 
 @dataclass
@@ -53,27 +51,31 @@ class History:
     summarised: dict[str, Role] = field(default_factory=dict)
     """Agent whose conversation was just summarised -> its base role."""
     replies: set[bytes] = field(default_factory=set)
-    tool_ids: set[str] = field(default_factory=set)
+    tool_ids: dict[str, Role] = field(default_factory=dict)
+    """Id of a tool call of ours -> base role of the conversation that it was made in."""
     answered: dict[bytes, bool] = field(default_factory=dict)
     """Digest of a prompt that was asked -> whether an answer was delivered."""
+    begun: dict[tuple[bytes, bytes], Role] = field(default_factory=dict)
+    """(head, first turn) of a conversation without an agent's id -> its base role."""
+    main_has_tools: bool = False
 
     def classify(self, conversation: Conversation, match: Match, agent: str) -> Asked:
         """The judgement on a request that continues what `match` found (node -1: nothing). O(what is new)."""
         strange, prompt = self._strange(conversation.messages[match.depth :], match.digest)
         verdict = self._verdict(conversation, match, agent, prompt, strange)
-        return Asked(agent, conversation.head.key, prompt, match.node, verdict)
+        first = conversation.messages[0].key if match.node < 0 and conversation.messages else b""
+        return Asked(agent, conversation.head.key, prompt, match.node, verdict, first, bool(conversation.head.tools))
 
     def note(self, asked: Asked) -> None:
         """This request was accepted."""
         verdict, node = asked.verdict, asked.node
         self.prompts.setdefault((asked.agent, asked.prompt), verdict)
         self.answered.setdefault(asked.prompt, False)
-        self.agents.add(asked.agent)
-        if verdict.difference != "side-query":
-            self.heads.add(asked.head)
+        if verdict.base is not SIDE_QUERY_ROLE:
+            self._note_conversation(asked)
         if node >= 0:
             self.continued[node] = self.continued.get(node, False) or verdict.role is verdict.base
-        elif verdict.difference == "compaction":
+        elif verdict.difference == "compaction" and verdict.role is verdict.base:
             self.summarised.pop(asked.agent, None)
 
     def delivered(self, answered: Answered) -> None:
@@ -82,24 +84,31 @@ class History:
         self.base_of[answered.sampled] = verdict.base
         self.answered[asked.prompt] = True
         self.replies.add(answered.reply)
-        self.tool_ids.update(answered.tools)
-        if verdict.role is _SUMMARY_OF[verdict.base] and verdict.difference != "side-query":
+        self.tool_ids.update(dict.fromkeys(answered.tools, verdict.base))
+        if verdict.role is not verdict.base:
             self.summarised[asked.agent] = verdict.base
+
+    def _note_conversation(self, asked: Asked) -> None:
+        verdict = asked.verdict
+        self.agents.add(asked.agent)
+        if verdict.role is verdict.base:  # the head of a request for a summary is nobody's
+            self.heads.add(asked.head)
+            self.main_has_tools |= asked.tools and verdict.base is Role.MAIN
+            if asked.first and not asked.agent:
+                self.begun.setdefault((asked.head, asked.first), verdict.base)
 
     def _verdict(self, conversation: Conversation, match: Match, agent: str, prompt: bytes, strange: str) -> Verdict:
         before = self.prompts.get((agent, prompt))
         if before is not None:
             return replace(before, difference="retry")
-        summary = asks_for_summary(conversation.messages)
+        summary = asks_for_summary(conversation)
         if match.node >= 0:
             base = self.base_of.get(match.node, Role.MAIN)
             difference = strange or self._continued(conversation.messages[match.depth :], match.node, summary)
         else:
-            base, difference = self._opened(conversation, agent)
+            base, difference = self._opened(conversation, agent, summary)
             difference = strange if strange and difference == "edit" else difference
-        if difference == "side-query":
-            return Verdict(base, SIDE_QUERY_ROLE, difference)
-        return Verdict(base, _SUMMARY_OF[base] if summary else base, difference)
+        return Verdict(base, _SUMMARY_OF.get(base, base) if summary else base, difference)
 
     def _strange(self, tail: Sequence[Message], digest: bytes) -> tuple[str, bytes]:
         """`drift`, `lost-call` or "" by the first turn behind `digest` that we know nothing of; and the digest behind all of `tail`."""
@@ -107,7 +116,8 @@ class History:
         for turn in tail:
             if not found and turn.role == "assistant" and turn.key not in self.replies:
                 place = self.answered.get(digest)
-                found = "drift" if place or self._ours(turn) else "lost-call" if place is False else ""
+                ours = any(tool in self.tool_ids for tool in turn.tool_ids)
+                found = "drift" if place or ours else "lost-call" if place is False else ""
             digest = chain(digest, turn.canonical)
         return found, digest
 
@@ -115,27 +125,50 @@ class History:
         echoed = any(turn.role == "assistant" for turn in tail)
         return "edit" if echoed or (self.continued.get(node, False) and not summary) else "clean"
 
-    def _opened(self, conversation: Conversation, agent: str) -> tuple[Role, str]:
-        known_head = conversation.head.key in self.heads
-        if agent in self.summarised and known_head:
+    def _opened(self, conversation: Conversation, agent: str, summary: bool) -> tuple[Role, str]:
+        harness, head = conversation.harness, conversation.head
+        known = head.key in self.heads
+        if summary and agent in self.agents:
+            return self._owner(conversation) or (Role.SUB_AGENT if agent else Role.MAIN), "compaction"
+        if _any(harness.side_system, head.system) or (harness.always_tools and not head.tools and not agent):
+            return _SIDE
+        if agent in self.summarised and (known or harness.ids):
             return self.summarised[agent], "compaction"
         if agent:
-            return Role.SUB_AGENT, "sub-agent" if agent not in self.agents else "edit"
+            return Role.SUB_AGENT, "edit" if agent in self.agents else "sub-agent"
         if "" not in self.agents:
             return Role.MAIN, "clean"
-        if any(turn.role == "assistant" for turn in conversation.messages):
-            return Role.MAIN, "edit" if known_head else "side-query"
-        if not known_head and not conversation.head.tools:
-            return Role.MAIN, "side-query"
-        return Role.SUB_AGENT, "sub-agent"
+        return (Role.MAIN, "edit") if harness.ids else self._opened_unnamed(conversation, known)
 
-    def _ours(self, turn: Message) -> bool:
-        return any(tool in self.tool_ids for tool in turn.tool_ids)
+    def _opened_unnamed(self, conversation: Conversation, known: bool) -> tuple[Role, str]:
+        """By shape alone, main having been there before."""
+        head, messages = conversation.head, conversation.messages
+        if any(turn.role == "assistant" for turn in messages):
+            return (self._owner(conversation) or Role.MAIN, "edit") if known else _SIDE
+        if (head.key, messages[0].key) in self.begun:
+            return self.begun[head.key, messages[0].key], "edit"
+        if known:
+            return Role.SUB_AGENT, "sub-agent"
+        if not head.tools:
+            return _SIDE
+        return (Role.SUB_AGENT, "sub-agent") if self.main_has_tools else (Role.MAIN, "clean")
+
+    def _owner(self, conversation: Conversation) -> Role | None:
+        """Whose turns it tells, by the ids of their tool calls."""
+        told = (self.tool_ids.get(tool) for turn in reversed(conversation.messages) for tool in turn.tool_ids)
+        return next((base for base in told if base is not None and base is not SIDE_QUERY_ROLE), None)
 
 
-def asks_for_summary(messages: Sequence[Message]) -> bool:
-    """The last turn asks to summarise the conversation before it."""
+def asks_for_summary(conversation: Conversation) -> bool:
+    """It asks to summarise a conversation: its own so far, or one that it tells."""
+    harness, messages = conversation.harness, conversation.messages
+    if _any(harness.summary_system, conversation.head.system):
+        return True
     if not any(turn.role == "assistant" for turn in messages):
         return False
     texts = [block["text"] for block in messages[-1].blocks if block["type"] == "text"]
-    return any(pattern.search(text) for text in texts for pattern in SUMMARY_REQUESTS)
+    return any(_any(harness.summary_asked, text) for text in texts)
+
+
+def _any(patterns: Patterns, text: str) -> bool:
+    return any(pattern.search(text) for pattern in patterns)

@@ -100,6 +100,7 @@ def test_unknown_fields_are_accepted_and_system_may_be_blocks() -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image blocks are not supported"),
         ({"messages": [{"role": "user", "content": 5}]}, "string or a list"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "end with a user message"),
         ({"tools": {"a": 1}}, "tools"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),

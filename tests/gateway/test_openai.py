@@ -9,7 +9,7 @@ import pytest
 
 from gyre_hpc.gateway.calls import BadRequest, PromptTooLong
 from gyre_hpc.gateway.canonical import UnsupportedContent
-from gyre_hpc.gateway.openai import UNLIMITED, agent_of, arguments_of, digest_of, error_body, limit_of, refuse, texts_of, tool_of
+from gyre_hpc.gateway.openai import UNLIMITED, arguments_of, digest_of, error_body, limit_of, refuse, texts_of, tool_of
 
 
 def test_arguments_are_compared_by_value() -> None:
@@ -61,12 +61,6 @@ def test_only_what_is_set_is_refused() -> None:
 def test_the_digest_is_that_of_endpoint_agent_and_body() -> None:
     assert digest_of("p", "a", b"x") == digest_of("p", "a", b"x")
     assert len({digest_of(p, a, x) for p in ("p", "q") for a in ("", "a") for x in (b"", b"x", b"ax")}) == 12
-
-
-def test_sub_agents_are_told_by_their_headers() -> None:
-    assert agent_of({"x-session-id": "s"}) == agent_of({"thread-id": "t"}) == agent_of({}) == ""
-    assert agent_of({"x-session-id": "s", "x-parent-session-id": "m"}) == "s"
-    assert agent_of({"thread-id": "t", "x-codex-parent-thread-id": "m"}) == "t"
 
 
 def test_tools_in_the_neutral_form() -> None:

@@ -342,14 +342,26 @@ async def test_limits(tmp_path: Path, renderer: TurnRenderer) -> None:
         assert (sampling.temperature, sampling.stop) == (0.5, renderer.stop_ids)
         with pytest.raises(BadRequest, match=r"prompt is too long: \d+ tokens > 199 maximum"):
             await ask(b, say("x" * 300))
-        with pytest.raises(BadRequest, match="end with a user message"):
-            await ask(b, [*say("go"), {"role": "assistant", "content": "prefill"}])
         await ask(b, say("b"))
         await ask(b, say("c"))
         with pytest.raises(BadRequest, match="made 3 calls"):
             await ask(b, say("d"))
         assert await b.recorder.count(0, Conversation(HEAD, normalise_messages(say("go")))) == len(b.engine.seen[0].prompt)
         assert len(b.tree().calls) == 3
+
+
+async def test_a_conversation_may_end_with_a_turn_of_the_assistant(made: Bench, renderer: TurnRenderer) -> None:
+    """As qwen-code's does after a compaction: the policy takes the next turn. Its own last turn is not tokenised anew."""
+    history = await ask(made, say("go"), "yes")
+    await ask(made, history, "and")
+    await ask(made, [*say("so far"), {"role": "assistant", "content": "Got it."}], "next")
+    first, second, third = (list(request.prompt) for request in made.engine.seen)
+    again = renderer.tokenizer.encode("\n<|im_start|>assistant\n", add_special_tokens=False).ids
+    assert second == [*first, *made.engine.said[0], *again]
+    assert renderer.text(third).endswith("so far<|im_end|>\n<|im_start|>assistant\nGot it.<|im_end|>\n<|im_start|>assistant\n")
+    tree = made.tree()
+    assert tree.nodes[tree.calls[1].prompt].parent == tree.calls[0].sampled
+    assert [call.difference for call in tree.calls.values()] == ["clean", "clean", "edit"]
 
 
 async def test_finish_cancels_records_and_forgets(made: Bench) -> None:
