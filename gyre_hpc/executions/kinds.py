@@ -45,7 +45,6 @@ class Kind:
     launch: Callable[[Told], Launch]
     node: bool = False
     version: tuple[str, ...] = ("--version",)
-    endpoint: str = ""
 
 
 def claude_code(told: Told) -> Launch:
@@ -94,7 +93,14 @@ enabled = false
 
 def qwen_code(told: Told) -> Launch:
     """OpenAI Chat Completions."""
-    return Launch(["--auth-type", "openai", "--yolo", "-p", told.instruction], _openai(told))
+    generation = {"contextWindowSize": told.window, "samplingParams": {"max_tokens": told.max_tokens}}
+    settings = {
+        "model": {"name": told.model, "generationConfig": generation},
+        "privacy": {"usageStatisticsEnabled": False},
+        "general": {"disableAutoUpdate": True},
+    }
+    argv = ["--auth-type", "openai", "--yolo", "-p", told.instruction]
+    return Launch(argv, _openai(told), {".qwen/settings.json": json.dumps(settings)})
 
 
 def opencode(told: Told) -> Launch:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import HarnessSection
+from gyre_hpc.config import HarnessSection, check
 from gyre_hpc.errors import ConfigError, GyreError
-from gyre_hpc.executions import sandbox
+from gyre_hpc.executions import programs, sandbox
 from gyre_hpc.executions.programs import SOCKET, Bundled
 from gyre_hpc.harness import main
 
@@ -41,3 +42,55 @@ async def test_a_bind_that_is_not_there_is_a_mistake_in_the_configuration(tmp_pa
     program = Bundled.build(tmp_path, HarnessSection(binds=["/usr", "/opt/no such folder"]))
     with pytest.raises(ConfigError, match=r"harness\.binds has /opt/no such folder"):
         await program.check(tmp_path)
+
+
+def installation(folder: Path) -> Path:
+    """What npm leaves of a native client, with a script in its place."""
+    program = folder / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 9.9.9 || { echo "$@"; cat; env; }\n')
+    program.chmod(0o755)
+    return folder
+
+
+async def test_a_client_is_found_and_tells_its_version(tmp_path: Path) -> None:
+    harness = {"kind": "claude-code", "path": str(installation(tmp_path / "i")), "argv": ["--more", "{instruction}!"], "env": {"A": "b"}}
+    program = programs.build(tmp_path, check({"harness": harness, "model": {"window": 5000}}, "test"))
+    assert not program.bundled
+    assert await program.check(tmp_path) == "9.9.9"
+    start = program.start(tmp_path / "g.sock", "s3cret", 1, "policy", "task")
+    assert list(start.argv[-2:]) == ["--more", "task!"]
+    assert (start.env["A"], start.env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ("b", "5000")
+    assert start.env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9747/x/s3cret"
+    assert not any(mount.writable for mount in start.mounts)
+    assert str(tmp_path / "i") in {mount.target for mount in start.mounts}
+
+
+async def test_a_client_that_does_not_start_is_named(tmp_path: Path) -> None:
+    program = installation(tmp_path) / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
+    program.write_text("#!/bin/sh\necho no such library; exit 3\n")
+    built = programs.build(tmp_path, check({"harness": {"kind": "claude-code", "path": str(program)}}, "test"))
+    with pytest.raises(GyreError, match="claude does not start in a box: no such library"):
+        await built.check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("harness", "said"),
+    [
+        ({"kind": "codex"}, "harness.path = ''"),
+        ({"kind": "codex", "path": "codex"}, "harness.path = 'codex'"),
+        ({"kind": "codex", "path": "/no/such/folder"}, "not on this node"),
+        ({"kind": "codex", "path": "/usr/share"}, "no codex in harness.path"),
+        ({"kind": "command"}, "without harness.argv"),
+    ],
+)
+def test_what_is_not_installed_is_a_mistake_in_the_configuration(tmp_path: Path, harness: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        programs.build(tmp_path, check({"harness": harness}, "test"))
+
+
+def test_big_runtimes_get_room(tmp_path: Path) -> None:
+    built = programs.build(tmp_path, check({"harness": {"kind": "command", "argv": ["true"]}}, "test"))
+    limits = built.limits(sandbox.Limits(files=16, scratch=1, file=1))
+    assert limits.reserving
+    assert min(limits.files, limits.scratch, limits.file) > 1000

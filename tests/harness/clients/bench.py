@@ -153,8 +153,10 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench(folder: Path, renderer: TurnRenderer, kind: str, tree: Mapping[str, Any] | None = None) -> AsyncIterator[Bench]:
-    """`kind`: of the client, installed if need be; `tree`: further configuration, section by section."""
+async def bench(
+    folder: Path, renderer: TurnRenderer, kind: str, tree: Mapping[str, Any] | None = None, faults: int = FAULTS
+) -> AsyncIterator[Bench]:
+    """`kind`: of the client, installed if need be; `tree`: further configuration, section by section; `faults`: see FAULTS."""
     sections: dict[str, dict[str, Any]] = {
         "model": {"window": 200_000},
         "gateway": {"ping": 0.5},
@@ -165,7 +167,7 @@ async def bench(folder: Path, renderer: TurnRenderer, kind: str, tree: Mapping[s
     config = check(sections, "test")
     script = Script(renderer)
     engines = [ScriptedEngine(script) for _ in range(CELLS)]
-    router = Router(FAULTS, cool_down=0.01, connector=lambda address: engines[int(address.url)])
+    router = Router(faults, cool_down=0.01, connector=lambda address: engines[int(address.url)])
     for cell in range(CELLS):
         router.set_route(cell, EngineAddress("scripted", str(cell), CAPACITY, config.model.window))
     router.open(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ WINDOW = 120_000
 """Tokens (bytes, with this tokenizer): a first prompt has about 80,000; it compacts when less than some 20,000 are left."""
 
 
-def claude(folder: Path, renderer: TurnRenderer, stable: bool, tree: dict[str, dict[str, Any]] | None = None) -> Any:
+def claude(
+    folder: Path, renderer: TurnRenderer, stable: bool, tree: dict[str, dict[str, Any]] | None = None, faults: int = FAULTS
+) -> AbstractAsyncContextManager[Bench]:
     sections = dict(tree or {})
     sections["harness"] = {**sections.get("harness", {}), "stable": stable}
-    return bench(folder, renderer, "claude-code", sections)
+    return bench(folder, renderer, "claude-code", sections, faults)
 
 
 def bash(command: str) -> str:
@@ -179,25 +182,35 @@ async def test_thoughts_in_tool_turns(tmp_path: Path, renderer: TurnRenderer) ->
 
 @BOTH
 async def test_engine_resets_in_mid_stream(tmp_path: Path, renderer: TurnRenderer, stable: bool) -> None:
-    """Three times in one call: the gateway goes on from the tokens so far, the client sees nothing of it."""
+    """Some times in one call: the gateway goes on from the tokens so far, the client sees nothing of it."""
     async with claude(tmp_path, renderer, stable) as made:
-        ran = await done(made, add(1), Reply("A long text. " * 20 + add(2), faults=3, at=30))
+        ran = await done(made, add(1), Reply("A long text. " * 20 + add(2), faults=FAULTS - 1, at=30))
         assert ran.file("out.txt").split() == ["1", "2"]
         made.exact(ran)
-        assert len(made.engines[0].served) == 6
+        assert len(made.engines[0].served) == 3 + FAULTS - 1
 
 
 @BOTH
 async def test_a_call_that_breaks_for_good(tmp_path: Path, renderer: TurnRenderer, stable: bool) -> None:
-    """The stream fails visibly after half a tool call: nothing of it is acted upon, the client asks again (without a stream)."""
-    async with claude(tmp_path, renderer, stable) as made:
+    """The stream fails visibly after half a tool call: nothing of it is acted upon, the client asks again, without a stream."""
+    async with claude(tmp_path, renderer, stable, faults=0) as made:
         text = "A long text. " * 20
-        ran = await done(made, add(1), Reply(text + add("bad"), faults=FAULTS + 1, at=0), add(2))
+        ran = await done(made, add(1), Reply(text + add("bad"), faults=1, at=len(text) + 40), add(2))
         assert ran.file("out.txt").split() == ["1", "2"]
         made.exact(ran, ("clean", "retry"))
         assert [c.fate for c in made.calls(ran)] == [Fate.DELIVERED, Fate.BROKEN, Fate.DELIVERED, Fate.DELIVERED]
         streamed = [json.loads(seen.body)["stream"] for seen in made.requests if seen.method == "POST"]
         assert streamed == [True, True, False, True]
+
+
+@BOTH
+async def test_calls_that_break_before_their_first_token(tmp_path: Path, renderer: TurnRenderer, stable: bool) -> None:
+    """It asks again, in one form or the other, until there is an answer; each attempt is recorded, none twice."""
+    async with claude(tmp_path, renderer, stable, faults=1) as made:
+        ran = await done(made, add(1), *[Reply(add("bad"), faults=2)] * 2, add(2))
+        assert ran.file("out.txt").split() == ["1", "2"]
+        made.exact(ran, ("clean", "retry"))
+        assert [c.fate for c in made.calls(ran)].count(Fate.BROKEN) == 2
 
 
 @BOTH
@@ -269,6 +282,3 @@ async def test_the_cap_of_calls_ends_it(tmp_path: Path, renderer: TurnRenderer) 
         assert ran.file("out.txt").split() == ["0", "1", "2"]
         made.exact(ran)
         assert len(made.requests) < 12
-
-
-assert FAULTS > 3, "the resets above are fewer than the router bears"
