@@ -18,6 +18,9 @@ from typing import Any
 
 BASE = 1 << 16
 FAN = 8
+"""Files of one tier from which on they become one."""
+_BITS = 3
+"""A tier is 8 times the one below."""
 MERGE_TOKENS = 1 << 24
 DIGEST_BYTES = 16
 NO_DIGEST = ""
@@ -64,10 +67,7 @@ def digest_of(data: bytes) -> str:
 
 def tier(size: int) -> int:
     """The tier of a file of `size` bytes."""
-    found = 0
-    while size >= BASE * FAN ** (found + 1):
-        found += 1
-    return found
+    return max(0, (size // BASE).bit_length() - 1) // _BITS
 
 
 def to_merge(entries: Sequence[Entry]) -> list[Entry]:
@@ -75,15 +75,17 @@ def to_merge(entries: Sequence[Entry]) -> list[Entry]:
 
     When merging makes the next tier full as well, that tier is merged in the same step: nothing is written twice.
     """
-    small = [entry for entry in entries if entry.tokens <= MERGE_TOKENS // 2]
+    tiers: dict[int, list[Entry]] = {}
+    for entry in entries:
+        if entry.tokens <= MERGE_TOKENS // 2:
+            tiers.setdefault(tier(entry.bytes), []).append(entry)
     chosen: list[Entry] = []
-    for level in range(1 + max((tier(entry.bytes) for entry in small), default=-1)):
-        here = [entry for entry in small if tier(entry.bytes) == level and entry not in chosen]
+    for level in sorted(tiers):
         # What was chosen so far becomes one file of this tier or a higher one.
         joins = bool(chosen) and tier(sum(entry.bytes for entry in chosen)) <= level
-        if len(here) + joins >= FAN:
-            chosen = _fitting(here[: FAN - joins], chosen if joins else [])
-    return sorted(chosen, key=list(entries).index)
+        if len(tiers[level]) + joins >= FAN:
+            chosen = _fitting(tiers[level][: FAN - joins], chosen if joins else [])
+    return sorted(chosen, key=list(entries).index) if chosen else []
 
 
 def _fitting(here: Sequence[Entry], chosen: list[Entry]) -> list[Entry]:

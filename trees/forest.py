@@ -125,6 +125,10 @@ class Contents:
         """The context node with this content under `parent`, if there is one."""
         return self._context.get((parent, digest))
 
+    def shared(self) -> list[tuple[tuple[int, bytes], int]]:
+        """Context that anybody may go on from, as (parent, hash) and node, oldest first."""
+        return [(key, node) for key, node in list(self._context.items()) if self.owners[node] == -1]
+
     def add(self, node: Node, digest: bytes | None = None) -> None:
         """Take a node in; its parent was taken in before."""
         self.hashes[node.node] = digest or self.hash_under(node.parent, node.kind, node.tokens)

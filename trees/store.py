@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 SEGMENT_TOKENS = 1 << 25
 """Tokens after which a seal begins another segment (one execution is never cut)."""
 
+REMEMBERED = 1 << 12
+"""Sealed nodes that are found again by what they say (system prompts, tools, tasks), so that they are not stored a second time."""
+
 
 class StoreWriter:
     """The one writer of a directory. Thread-safe: appends do not wait for a commit's fsync; commits of several threads share one."""
@@ -67,6 +70,8 @@ class StoreWriter:
         self._sealing: frozenset[int] = frozenset()
         self._late: list[Record] | None = None
         """What was appended since the next journal was begun; None: none is being written."""
+        self._sealed_context: dict[tuple[int, bytes], int] = {}
+        """Shared context that only segments have now, by parent and hash; the newest REMEMBERED."""
         self._abandoned: set[int] = set()
         self._set_aside: set[int] = set()
         """Damaged segments, which are not merged: what is wrong must not spread."""
@@ -126,7 +131,11 @@ class StoreWriter:
         with self._state:
             tokens = np.array(tokens, np.int32)
             self._bring_back(parent)
-            found = self._contents.context(parent, self._contents.hash_under(parent, NodeKind.CONTEXT, tokens))
+            digest = self._contents.hash_under(parent, NodeKind.CONTEXT, tokens)
+            found = self._contents.context(parent, digest)
+            if found is None and (parent, digest) in self._sealed_context:
+                found = self._sealed_context[parent, digest]
+                self._bring_back(found)
             if found is not None and self._contents.owners[found] in (-1, execution):
                 return found
             node = Node(self.allocate_node(), parent, execution, call, NodeKind.CONTEXT, role, tokens)
@@ -327,6 +336,7 @@ class StoreWriter:
             if (self.directory / journal_name(header.generation)).exists():
                 self._journal.refuse()
             raise
+        shared = self._contents.shared()
         with self._state:
             repeated = successor.take(self._late or [], self.forest)
             if repeated:
@@ -337,6 +347,12 @@ class StoreWriter:
             before, self._shelf = self._shelf, Shelf(self.directory, header, self._shelf)
             self._header = header
             self._committed = self._appended - len(self._pending)
+            for key, node in shared:
+                if node not in self.forest.nodes:
+                    self._sealed_context.pop(key, None)
+                    self._sealed_context[key] = node
+            for key in list(self._sealed_context)[:-REMEMBERED]:
+                del self._sealed_context[key]
         old.close()
         old.path.unlink(missing_ok=True)
         self._remove([entry for entry in before.entries if entry not in header.segments])
