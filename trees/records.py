@@ -93,7 +93,10 @@ class Intent:
 
 @dataclass(frozen=True)
 class CallEnd:
-    """A call that is over. `sampled`: its SAMPLED node or -1; `finish`: stop | length | fault | cancelled; why the call forked."""
+    """A call that is over. `sampled`: its SAMPLED node or -1; `finish`: stop | length | fault | cancelled; why the call forked.
+
+    A second one may follow, that says SUPERSEDED instead of DELIVERED and the same otherwise: the answer was asked for anew.
+    """
 
     call: int
     execution: int

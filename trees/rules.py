@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from trees.forest import HASH_BYTES, Contents, Forest
-from trees.records import Boundary, CallEnd, Execution, ExecutionEnd, Group, Intent, Node, NodeKind, Record
+from trees.records import Boundary, CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Record
 
 DETAIL_BYTES = 1000
 """Longer details are cut: they are remarks, and a column is as wide as its longest value."""
@@ -95,7 +95,9 @@ def _node(record: Node, forest: Forest, contents: Contents) -> None:
 def _call_end(record: CallEnd, forest: Forest) -> None:
     intent = forest.intents.get(record.call)
     _need(intent is not None and intent.execution == record.execution, f"execution {record.execution} has no call {record.call}")
-    _need(record.call not in forest.call_ends, f"call {record.call} is over")
+    before = forest.call_ends.get(record.call)
+    superseded = before is not None and before.fate is Fate.DELIVERED and record == replace(before, fate=Fate.SUPERSEDED)
+    _need(before is None or superseded, f"call {record.call} is over")
     if record.sampled >= 0:
         node = forest.nodes.get(record.sampled)
         _need(

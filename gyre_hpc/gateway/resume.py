@@ -19,7 +19,7 @@ from gyre_hpc.gateway.notes import Answered, Asked
 from gyre_hpc.gateway.roles import History
 from trees.forest import Forest
 from trees.matching import Match
-from trees.records import Fate
+from trees.records import CallEnd, Fate
 from trees.tree import Call
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class Past:
     places: list[Match] = field(default_factory=list)
     delivered: dict[bytes, Call] = field(default_factory=dict)
     """Digest of a request's body -> the call that answered it."""
+    silent: dict[bytes, CallEnd] = field(default_factory=dict)
+    """Those of them whose answer said nothing: it ends where the prompt ends."""
 
 
 def read_past(forest: Forest, execution: int) -> Past:
@@ -63,5 +65,8 @@ def _read_boundaries(forest: Forest, execution: int, past: Past) -> None:
             else:
                 past.history.delivered(Answered.of(boundary, asked[boundary.call]))
                 past.places.append(Match(boundary.depth, boundary.node, boundary.digest))
+                end = forest.call_ends[boundary.call]
+                if boundary.digest == asked[boundary.call].prompt and end.fate is Fate.DELIVERED:
+                    past.silent[forest.intents[boundary.call].digest] = end
         except (ValueError, TypeError, KeyError) as error:  # written by another version: the turn is taken for new text
             log.warning("execution %d: the boundary of call %d can't be read: %s", execution, boundary.call, error)
