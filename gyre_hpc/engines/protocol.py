@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -32,10 +32,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """`prompt`: token ids, ending with the `position` tokens that this call generated earlier on another engine (or weights)."""
+    """`prompt`: token ids, ending with the `position` tokens that this call generated earlier on another engine (or weights).
+
+    The gateway's is a `Prompt` (prompt.py), whose JSON costs what is new in it: clients write it with `request_json`.
+    """
 
     request_id: str
-    prompt: list[int]
+    prompt: Sequence[int]
     sampling: Sampling
     position: int = 0
 

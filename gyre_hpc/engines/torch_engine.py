@@ -18,6 +18,7 @@ import orjson
 
 from gyre_hpc import processes
 from gyre_hpc.engines import control
+from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
 from gyre_hpc.errors import ConfigError
 
@@ -131,21 +132,15 @@ class TorchClient:
 def request_body(request: GenerateRequest) -> bytes:
     """The body of the server's `POST /generate`."""
     s = request.sampling
-    return orjson.dumps(
-        {
-            "request_id": request.request_id,
-            "prompt": request.prompt,
-            "position": request.position,
-            "sampling": {
-                "max_tokens": s.max_tokens,
-                "temperature": s.temperature,
-                "top_p": s.top_p,
-                "top_k": s.top_k,
-                "seed": s.seed,
-                "stop": s.stop,
-            },
-        }
-    )
+    sampling = {
+        "max_tokens": s.max_tokens,
+        "temperature": s.temperature,
+        "top_p": s.top_p,
+        "top_k": s.top_k,
+        "seed": s.seed,
+        "stop": s.stop,
+    }
+    return request_json("prompt", request.prompt, {"request_id": request.request_id, "position": request.position, "sampling": sampling})
 
 
 def _command(spec: EngineSpec, ready: int) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused, TokenChunk
 
 OPENAI, VLLM = "openai", "vllm"
@@ -117,10 +118,11 @@ def request_body(request: GenerateRequest, window: int, wire: Wire) -> bytes:
         "logprobs": 0,
     }
     if wire.kind == VLLM:
-        body: dict[str, object] = {"token_ids": request.prompt, "sampling_params": {**sampling, "detokenize": False}}
+        name: str = "token_ids"
+        rest: dict[str, object] = {"sampling_params": {**sampling, "detokenize": False}}
     else:
-        body = {"prompt": request.prompt, **sampling, wire.ids: True, "skip_special_tokens": False}
-    return orjson.dumps({"model": wire.model, **body, "stream": True}, option=orjson.OPT_SERIALIZE_NUMPY)
+        name, rest = "prompt", {**sampling, wire.ids: True, "skip_special_tokens": False}
+    return request_json(name, request.prompt, {"model": wire.model, **rest, "stream": True})
 
 
 def read_event(data: bytes, wire: Wire) -> TokenChunk | None:

@@ -33,6 +33,7 @@ import orjson
 
 from gyre_hpc import processes
 from gyre_hpc.engines import control, vllm_guard
+from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
 from gyre_hpc.engines.sampling import seed_key, uniforms
 from gyre_hpc.errors import ConfigError
@@ -207,9 +208,9 @@ class VllmClient:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
-        body = request_body(request, self._window, self._seeded)
+        data = request_body(request, self._window, self._seeded)
         try:
-            async with self._session.post(self._url, data=body, headers={"Content-Type": "application/json"}) as response:
+            async with self._session.post(self._url, data=data, headers={"Content-Type": "application/json"}) as response:
                 if response.status != 200:
                     reason = (await response.text())[:300]
                     raise (RequestRefused if response.status in (400, 422) else EngineFault)(f"vLLM answered {response.status}: {reason}")
@@ -240,7 +241,7 @@ def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:
     """The JSON of one call; `seeded`: with a seed of its own. Raises RequestRefused for what vLLM can't do as promised."""
     s = request.sampling
     room = window - len(request.prompt)
-    if room < 1 or not request.prompt:
+    if room < 1 or not len(request.prompt):
         raise RequestRefused(f"prompt of {len(request.prompt)} tokens, window of {window}")
     if s.top_p < 1.0 or s.top_k > 0:
         raise RequestRefused("vLLM reports log-probs after top-p and top-k: sample with top_p 1 and top_k 0, or use the torch engine")
@@ -255,7 +256,7 @@ def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:
     if seeded and s.temperature > 0:
         key = np.array([seed_key(s.seed)], dtype=np.uint64)
         sampling["seed"] = int(uniforms(key, np.array([request.position]))[0] * 2.0**52)
-    return orjson.dumps({"token_ids": request.prompt, "sampling_params": sampling, "stream": True})
+    return request_json("token_ids", request.prompt, {"sampling_params": sampling, "stream": True})
 
 
 def parse_chunk(item: dict[str, Any], version: int) -> TokenChunk:

@@ -6,7 +6,8 @@ durable -> tokens from the router -> sampled node and end of the call, durable -
   the first tool call streams as it comes: nothing can be done with it before the end;
 - what is stored is what the engine sampled; the prompt of a call is the tokens on its path, never a re-tokenised echo;
 - an intent gets exactly one end, whatever happens (delivered, broken, cancelled), except when the process or the disk dies;
-- retries are byte-identical: while the first is in flight they share it, afterwards they get the recorded answer again;
+- retries are byte-identical: while the first is in flight they share it, afterwards they get the recorded answer again; but for an answer
+  that said nothing (no text, no call): who asks again after that wants another one, so that one is sampled and the first superseded;
 - boundaries are indexed as the canonical form of the answer *as it was delivered*.
 Ordering key: the call id. Commits are grouped: calls that finish while an fsync runs share the next one. One event loop runs all of it.
 """
@@ -17,21 +18,23 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from gyre_hpc.engines.prompt import Prompt, Run
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, PromptTooLong, Started
 from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
+from gyre_hpc.gateway.live import Live, Texts
 from gyre_hpc.gateway.notes import Answered, Asked
 from gyre_hpc.gateway.parsers import OURS, Parsers
 from gyre_hpc.gateway.resume import read_past
-from gyre_hpc.gateway.roles import UNEXPLAINED, History
+from gyre_hpc.gateway.roles import UNEXPLAINED
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.turn import Turn
 from trees.matching import Match, MessageIndex, chain
@@ -84,41 +87,16 @@ class CallRequest:
     delivered: Callable[[Message], Message] = lambda reply: reply
 
 
-@dataclass
-class _Live:
-    """What is held of one execution while it lives."""
-
-    execution: int
-    calls: int = 0
-    tokens: int = 0
-    warnings: int = 0
-    history: History = field(default_factory=History)
-    streams: dict[bytes, CallStream] = field(default_factory=dict)
-    """By the request's digest: calls in flight, and the last that are over."""
-    delivered: dict[bytes, Call] = field(default_factory=dict)
-    """By the request's digest: calls whose answer was delivered."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    nodes: dict[int, tuple[int, Tokens]] = field(default_factory=dict)
-
-    def path(self, node: int) -> Tokens:
-        """The tokens from the root to the end of `node`."""
-        parts = []
-        while node >= 0:
-            node, tokens = self.nodes[node]
-            parts.append(tokens)
-        return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
-
-
 @dataclass(frozen=True)
 class _Prompt:
-    """Where a call starts: behind the recorded turn `match` (node -1: at the root), with new `parts`; `tokens` is all of it.
+    """Where a call starts: behind the recorded turn `match` (node -1: at the root), with new `parts`; `ids` is all of it.
 
     `asked`: what the history takes of it.
     """
 
     match: Match
-    parts: list[Tokens]
-    tokens: Tokens
+    parts: list[Run]
+    ids: Prompt
     asked: Asked
 
 
@@ -146,7 +124,8 @@ class Recorder:
         self._tell = on_fatal
         self._parsers = parsers
         self._index = MessageIndex()
-        self._live: dict[int, _Live] = {}
+        self._texts = Texts()
+        self._live: dict[int, Live] = {}
         self._over: set[int] = set()
         self._closing = False
         self._fatal: Exception | None = None
@@ -171,11 +150,12 @@ class Recorder:
             raise CallFailed("the gateway is stopping")
         if execution in self._over:
             raise CallFailed("the execution is over")
-        live = self._live.setdefault(execution, _Live(execution))
+        live = self._live.setdefault(execution, Live(execution))
         stream = live.streams.get(request.digest)
-        if stream is not None and stream.error is None and not stream.abandoned:
+        silent = request.digest in live.silent
+        if stream is not None and stream.error is None and not stream.abandoned and not (silent and stream.done):
             return stream
-        if request.digest in live.delivered:
+        if request.digest in live.delivered and not silent:
             return self._replayed(live, request, live.delivered[request.digest])
         stream = live.streams[request.digest] = CallStream()
         task = asyncio.create_task(self._run(live, request, stream), name=f"call of execution {execution}")
@@ -186,16 +166,16 @@ class Recorder:
     def resume(self, execution: int) -> int:
         """Go on with what an earlier process recorded of an execution; returns how many of its calls were lost with that process."""
         past = read_past(self._store.forest, execution)
-        live = self._live[execution] = _Live(execution, past.calls, past.tokens, history=past.history)
-        live.nodes, live.delivered = past.nodes, past.delivered
+        live = self._live[execution] = Live(execution, past.calls, past.tokens, history=past.history)
+        live.nodes, live.delivered, live.silent = past.nodes, past.delivered, past.silent
         for place in past.places:
             self._index.restore(execution, place)
         return past.lost
 
     async def count(self, execution: int, conversation: Conversation) -> int:
         """Tokens of the prompt that this conversation would have now. Raises BadRequest."""
-        live = self._live.get(execution) or _Live(execution)
-        return len((await self._prompt(live, conversation, "")).tokens)
+        live = self._live.get(execution) or Live(execution)
+        return len((await self._prompt(live, conversation, "")).ids)
 
     async def finish(self, execution: int) -> tuple[int, int]:
         """The execution is over: what is in flight is cancelled and recorded. Returns its (calls, tokens); forgets it."""
@@ -216,7 +196,7 @@ class Recorder:
             await self.committer.commit()
         self.committer.close()
 
-    async def _stop(self, live: _Live, why: str) -> None:
+    async def _stop(self, live: Live, why: str) -> None:
         for stream in list(live.streams.values()):
             if not stream.done:
                 stream.abandon()
@@ -235,10 +215,10 @@ class Recorder:
                     stream.fail(CallFailed(f"the record can't be written: {error}"))
             self._tell(error)
 
-    def _replayed(self, live: _Live, request: CallRequest, call: Call) -> CallStream:
+    def _replayed(self, live: Live, request: CallRequest, call: Call) -> CallStream:
         """The recorded answer once more, made from its tokens."""
         stream = CallStream()
-        stream.push(Started(call.call, len(live.path(call.prompt))))
+        stream.push(Started(call.call, len(live.prompt(call.prompt))))
         turn = self._turn(request, call.call, call.prompt, stream)
         turn.take(TokenChunk(live.nodes[call.sampled][1].tolist(), [], [], call.finish))
         stream.push(*turn.complete()[0])
@@ -249,7 +229,7 @@ class Recorder:
         return Turn(call, node, self._renderer, stream, parser)
 
     # -- one call -----------------------------------------------------------------------------------------------------------------
-    async def _run(self, live: _Live, request: CallRequest, stream: CallStream) -> None:
+    async def _run(self, live: Live, request: CallRequest, stream: CallStream) -> None:
         try:
             await self._call(live, request, stream)
         except (BadRequest, CallFailed) as error:
@@ -264,25 +244,26 @@ class Recorder:
             if stream.error is not None and live.streams.get(request.digest) is stream:
                 del live.streams[request.digest]  # a retry is a new call
 
-    async def _call(self, live: _Live, request: CallRequest, stream: CallStream) -> None:
+    async def _call(self, live: Live, request: CallRequest, stream: CallStream) -> None:
         prompt = await self._prompt(live, request.conversation, request.agent)
         if live.calls >= self._settings.max_calls:
             raise BadRequest(f"this execution made {live.calls} calls, which is all it may make")
-        room = self._settings.window - len(prompt.tokens)
+        room = self._settings.window - len(prompt.ids)
         if room < 1:
-            raise PromptTooLong(len(prompt.tokens), self._settings.window - 1)
+            raise PromptTooLong(len(prompt.ids), self._settings.window - 1)
         ordinal, live.calls = live.calls, live.calls + 1
         live.history.note(prompt.asked)
         call, node = self._begin(live, request, prompt)
         await self.committer.commit()
-        stream.push(Started(call, len(prompt.tokens)))
+        stream.push(Started(call, len(prompt.ids)))
         turn = self._turn(request, call, node, stream)
         if not stream.abandoned:
             sampling = self._sampling(live.execution, ordinal, min(max(1, request.max_tokens), room))
-            await self._generate(live, GenerateRequest(f"call-{call}", prompt.tokens.tolist(), sampling), turn)
+            self._texts.used(live, len(prompt.ids), self._live)
+            await self._generate(live, GenerateRequest(f"call-{call}", prompt.ids, sampling), turn)
         await self._end(live, request, prompt, turn)
 
-    async def _prompt(self, live: _Live, conversation: Conversation, agent: str) -> _Prompt:
+    async def _prompt(self, live: Live, conversation: Conversation, agent: str) -> _Prompt:
         messages = conversation.messages
         if not messages:
             raise BadRequest("the conversation is empty")
@@ -292,35 +273,40 @@ class Recorder:
         size = sum(len(message.canonical) for message in messages[match.depth :])
         try:
             if size < LONG:
-                arrays = self._render(conversation, match, last)
+                parts = self._render(conversation, match, last)
             else:
-                arrays = await asyncio.to_thread(self._render, conversation, match, last)
+                parts = await asyncio.to_thread(self._render, conversation, match, last)
         except ValueError as error:
             raise BadRequest(str(error)) from None
         asked = live.history.classify(conversation, match, agent)
-        return _Prompt(match, arrays, np.concatenate([live.path(match.node), *arrays]), asked)
+        return _Prompt(match, parts, live.prompt(match.node, parts), asked)
 
-    def _render(self, conversation: Conversation, match: Match, last: int) -> list[Tokens]:
-        """What is new behind `match`, whose node ends with the token `last`: one array for each node to come."""
+    def _render(self, conversation: Conversation, match: Match, last: int) -> list[Run]:
+        """What is new behind `match`, whose node ends with the token `last`: one run for each node to come."""
         if match.node < 0:
             parts = self._renderer.split(self._renderer.root(conversation))
         else:
             parts = [self._renderer.delta(conversation.messages[match.depth :], last == self._renderer.turn_end)]
-        return [np.asarray(part, np.int32) for part in parts]
+        return [Run(np.asarray(part, np.int32)) for part in parts]
 
-    def _begin(self, live: _Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:
+    def _begin(self, live: Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:
         call = self._store.allocate_call()
         node, asked = prompt.match.node, prompt.asked
         for part in prompt.parts:
-            parent, node = node, self._store.context_node(node, part, live.execution, call, asked.verdict.role)
-            live.nodes[node] = (parent, part)
+            parent, node = node, self._store.context_node(node, part.tokens, live.execution, call, asked.verdict.role)
+            part.tokens = self._store.forest.nodes[node].tokens  # one array for both
+            live.nodes[node], live.runs[node] = (parent, part.tokens), part
+        live.trunk = (node, list(prompt.ids.runs), len(prompt.ids))
+        silent = live.silent.pop(request.digest, None)
+        if silent is not None:
+            self._store.append(replace(silent, fate=Fate.SUPERSEDED))
         self._store.append(Intent(call, live.execution, node, asked.verdict.role, request.digest))
         self._store.append(asked.boundary(live.execution, call, node, len(request.conversation.messages)))
         if asked.verdict.difference in UNEXPLAINED:
             self._warn(live, call, prompt)
         return call, node
 
-    def _warn(self, live: _Live, call: int, prompt: _Prompt) -> None:
+    def _warn(self, live: Live, call: int, prompt: _Prompt) -> None:
         """Of the first forks of an execution that nothing explains; the record counts them all."""
         difference, depth = prompt.asked.verdict.difference, prompt.match.depth
         log.warning("execution %d: a turn came back in an unknown form after %d messages (%s)", live.execution, depth, difference)
@@ -333,7 +319,7 @@ class Recorder:
         digest = blake3(f"{s.seed}/{execution}/{ordinal}".encode()).digest(8)
         return Sampling(max_tokens, s.temperature, s.top_p, s.top_k, int.from_bytes(digest, "little") >> 1, self._renderer.stop_ids)
 
-    async def _generate(self, live: _Live, request: GenerateRequest, turn: Turn) -> None:
+    async def _generate(self, live: Live, request: GenerateRequest, turn: Turn) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a call runs as a task")
@@ -356,11 +342,12 @@ class Recorder:
         finally:
             turn.stream.settle()
 
-    async def _end(self, live: _Live, request: CallRequest, prompt: _Prompt, turn: Turn) -> None:
+    async def _end(self, live: Live, request: CallRequest, prompt: _Prompt, turn: Turn) -> None:
         fate = {"fault": Fate.BROKEN, "cancelled": Fate.CANCELLED}.get(turn.finish, Fate.DELIVERED)
         verdict = prompt.asked.verdict
         sampled = self._append_sampled(live, turn, verdict.role) if turn.tokens else -1
-        self._store.append(CallEnd(turn.call, live.execution, sampled, fate, turn.finish, verdict.difference))
+        end = CallEnd(turn.call, live.execution, sampled, fate, turn.finish, verdict.difference)
+        self._store.append(end)
         if self._parsers.slow and fate is Fate.DELIVERED:
             await asyncio.to_thread(turn.read)
         answer = self._answer(live, request, prompt, turn, sampled) if fate is Fate.DELIVERED else None
@@ -373,13 +360,15 @@ class Recorder:
         if answered is not None and place is not None:
             self._index.restore(live.execution, place)
             live.history.delivered(answered)
+            if place.digest == prompt.asked.prompt:
+                live.silent[request.digest] = end
             self._keep(
                 live, request.digest, Call(turn.call, live.execution, turn.node, verdict.role, request.digest, sampled, fate, turn.finish)
             )
         turn.stream.push(*rest)
 
     @staticmethod
-    def _keep(live: _Live, digest: bytes, call: Call) -> None:
+    def _keep(live: Live, digest: bytes, call: Call) -> None:
         """Retries get this answer again; the events of the oldest go."""
         live.delivered[digest] = call
         over = [digest for digest in live.delivered if digest in live.streams]
@@ -387,7 +376,7 @@ class Recorder:
             del live.streams[old]
 
     def _answer(
-        self, live: _Live, request: CallRequest, prompt: _Prompt, turn: Turn, sampled: int
+        self, live: Live, request: CallRequest, prompt: _Prompt, turn: Turn, sampled: int
     ) -> tuple[list[Event], Answered | None, Match | None]:
         """What is left to release; and, if anything was sampled, what the history takes of it and where it ends there (both appended)."""
         rest, sent = turn.complete()
@@ -401,10 +390,10 @@ class Recorder:
         self._store.append(answered.boundary(live.execution, turn.call, depth, digest))
         return rest, answered, Match(depth, sampled, digest)
 
-    def _append_sampled(self, live: _Live, turn: Turn, role: Role) -> int:
+    def _append_sampled(self, live: Live, turn: Turn, role: Role) -> int:
         node = self._store.allocate_node()
         tokens = np.asarray(turn.tokens, np.int32)
         logprobs, versions = np.asarray(turn.logprobs, np.float32), np.asarray(turn.versions, np.int32)
         self._store.append(Node(node, turn.node, live.execution, turn.call, NodeKind.SAMPLED, role, tokens, logprobs, versions))
-        live.nodes[node] = (turn.node, tokens)
+        live.nodes[node] = (turn.node, self._store.forest.nodes[node].tokens)
         return node

@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 
 from gyre_hpc.engines.factory import connect
+from gyre_hpc.engines.prompt import extended
 from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, RequestRefused, TokenChunk
 
 log = logging.getLogger(__name__)
@@ -226,7 +227,8 @@ class Router:
         """Stream from one engine until the call is finished. Cancelled when the route closes. Raises EngineFault."""
         base, done = call.request, len(call.tokens)
         rest = replace(base.sampling, max_tokens=base.sampling.max_tokens - done)
-        stream = route.client.generate(replace(base, prompt=[*base.prompt, *call.tokens], sampling=rest, position=base.position + done))
+        prompt = extended(base.prompt, call.tokens)
+        stream = route.client.generate(replace(base, prompt=prompt, sampling=rest, position=base.position + done))
         try:
             async for chunk in stream:
                 if chunk.tokens:
