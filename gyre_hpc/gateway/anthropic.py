@@ -80,9 +80,9 @@ def error_body(status: int, message: str) -> bytes:
     return orjson.dumps({"type": "error", "error": {"type": ERROR_TYPES.get(status, "api_error"), "message": message}})
 
 
-def error_event(message: str) -> bytes:
+def error_event(message: str, status: int = 500) -> bytes:
     """The event that tells that a stream broke after its headers were sent."""
-    return b"event: error\ndata: " + error_body(500, message) + b"\n\n"
+    return b"event: error\ndata: " + error_body(status, message) + b"\n\n"
 
 
 def message_body(events: Iterable[Event], model: str) -> bytes:
@@ -128,8 +128,9 @@ class MessagesAnswer:
     def ping(self) -> bytes:
         return PING
 
-    def broken(self, message: str) -> bytes:
-        return error_event(message)
+    def broken(self, message: str, final: bool = False) -> bytes:
+        """A reset alone is repeated as a stream, eleven times in three minutes; behind an error event Claude Code gives streaming up."""
+        return error_event(message, 400) if final else b""
 
     def whole(self, events: Iterable[Event]) -> bytes:
         return message_body(events, self._model)

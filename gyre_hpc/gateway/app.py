@@ -2,7 +2,7 @@
 
 Invariants:
 - a harness is never refused because an engine is busy, moving or away: headers go out at once and pings follow until tokens come;
-- an answer that breaks is broken visibly (the dialect's error event and a reset connection), never a clean early end;
+- an answer that breaks is broken visibly (a reset connection, behind the dialect's error event where that helps), never a clean early end;
 - the execution is told by its secret: `/x/<secret>/...`, or `x-api-key` / `Authorization: Bearer` on the bare paths; a wrong one is
   answered with 401, one of an execution that is over with 410, both with `x-should-retry: false`, by which official SDKs stop;
 - a client that goes away cancels its call (when nobody else follows it), not the handlers of the control API, which shield themselves.
@@ -118,7 +118,8 @@ class HarnessApi:
                     break
                 events = await stream.after(seen, self._ping)
         except (CallFailed, BadRequest) as error:
-            await response.write(answer.broken(str(error)))
+            if told := answer.broken(str(error), isinstance(error, BadRequest)):
+                await response.write(told)
             _reset(request)
             return response
         await response.write_eof()

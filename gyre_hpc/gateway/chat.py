@@ -142,7 +142,7 @@ class ChatAnswer:
         """A comment: clients skip it."""
         return PING
 
-    def broken(self, message: str) -> bytes:
+    def broken(self, message: str, final: bool = False) -> bytes:
         return b"data: " + openai.error_body(500, message) + b"\n\n"
 
     def whole(self, events: Iterable[Event]) -> bytes:

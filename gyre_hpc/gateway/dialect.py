@@ -28,8 +28,11 @@ class Answer(Protocol):
         """What keeps a stream alive and says nothing."""
         ...
 
-    def broken(self, message: str) -> bytes:
-        """What tells that the stream broke after its headers were sent; the connection is reset behind it."""
+    def broken(self, message: str, final: bool = False) -> bytes:
+        """What tells that the stream broke after its headers were sent; the connection is reset behind it.
+
+        `final`: the request was refused, the same one would be again. Else clients should ask again: empty where a reset says that best.
+        """
         ...
 
     def whole(self, events: Iterable[Event]) -> bytes:

@@ -67,7 +67,7 @@ class ResponsesAnswer:
         self._sequence -= 1
         return self._sse("response.in_progress", response=self._response("in_progress"))
 
-    def broken(self, message: str) -> bytes:
+    def broken(self, message: str, final: bool = False) -> bytes:
         return self._sse("error", code="server_error", message=message, param=None)
 
     def whole(self, events: Iterable[Event]) -> bytes:

@@ -11,7 +11,8 @@ import pytest
 from gyre_hpc.config import HarnessSection, check
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.executions import programs, sandbox
-from gyre_hpc.executions.programs import SOCKET, Bundled
+from gyre_hpc.executions.program import SOCKET
+from gyre_hpc.executions.programs import Bundled
 from gyre_hpc.harness import main
 
 

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from gyre_hpc.config import Config, dump
-from gyre_hpc.executions.programs import SOCKET
+from gyre_hpc.executions.program import SOCKET
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import VARIABLE, Runtime
 from tests.executions.fake_gateway import Blocks, FakeGateway, bash, fake_gateway, text

@@ -7,7 +7,16 @@ from typing import Any
 import orjson
 import pytest
 
-from gyre_hpc.gateway.anthropic import SseEncoder, call_request, conversation_of, error_body, error_event, message_body, parse_body
+from gyre_hpc.gateway.anthropic import (
+    MessagesAnswer,
+    SseEncoder,
+    call_request,
+    conversation_of,
+    error_body,
+    error_event,
+    message_body,
+    parse_body,
+)
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, ToolPiece
 
@@ -126,3 +135,6 @@ def test_the_digest_is_that_of_body_and_agent() -> None:
 def test_error_bodies() -> None:
     assert orjson.loads(error_body(400, "no")) == {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
     assert events(error_event("broke"))[0]["error"]["type"] == "api_error"
+    answer = MessagesAnswer("policy")
+    assert answer.broken("broke") == b""
+    assert events(answer.broken("no", final=True))[0]["error"] == {"type": "invalid_request_error", "message": "no"}

@@ -188,11 +188,12 @@ async def test_a_long_plain_call_is_kept_alive_with_white_space(made: Bench, url
     assert json.loads(raw)["content"] == [{"type": "text", "text": "done"}]
 
 
-async def test_a_broken_stream_ends_with_an_error_event_and_a_reset(made: Bench, url: str, http: aiohttp.ClientSession) -> None:
+async def test_a_broken_stream_ends_with_a_reset(made: Bench, url: str, http: aiohttp.ClientSession) -> None:
     made.engine.replies += [EngineFault("gone"), EngineFault("gone"), "fine"]
     async with http.post(f"{url}/x/s0/v1/messages", json=body(stream=True)) as answer:
         received = await until_broken(answer)
-    assert b"event: error" in received
+    assert b"event: message_start" in received
+    assert b"event: error" not in received, "an error event makes Claude Code give streaming up"
     assert b"message_stop" not in received
     async with http.post(f"{url}/x/s0/v1/messages", json=body()) as answer:
         assert answer.status == 500
