@@ -26,8 +26,8 @@ _READ = 1 << 20
 _TABLES = [name for name in DESCRIPTIONS if "/" in name]
 
 
-def check_digest(path: Path, entry: Entry) -> None:
-    """Damaged if the file's bytes are not those that were written. (Segments of old stores have no digest: only what HDF5 checks.)"""
+def digest_of_file(path: Path) -> str:
+    """The digest of a file's bytes (catalogue.digest_of). Missing: there is no such file."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     try:
         with path.open("rb") as file:
@@ -35,7 +35,12 @@ def check_digest(path: Path, entry: Entry) -> None:
                 digest.update(part)
     except FileNotFoundError as error:
         raise Missing(f"{path} is missing", RESTORE) from error
-    if entry.digest not in (NO_DIGEST, digest.hexdigest()):
+    return digest.hexdigest()
+
+
+def check_digest(path: Path, entry: Entry) -> None:
+    """Damaged if the file's bytes are not those that were written. (Segments of old stores have no digest: only what HDF5 checks.)"""
+    if entry.digest not in (NO_DIGEST, digest_of_file(path)):
         raise Damaged(f"{path} has other bytes than were written (its digest differs)", RESTORE)
 
 

@@ -48,6 +48,7 @@ def stats(path: Path) -> dict[str, Any]:
             "differences": dict(sorted(differences.items())),
             "fates": dict(sorted(fates.items())),
             "incomplete": totals["incomplete"],
+            "lost": len(reader.lost),
         }
 
 

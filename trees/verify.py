@@ -89,11 +89,12 @@ def _verified(directory: Path) -> tuple[int, list[str], bool]:
     seen, gone = Seen(), False
     for entry in header.segments:
         segment = Segment(directory / segment_name(entry.number))
+        found: list[str] = []
         try:
-            found = list(_segment(segment, entry, seen))
+            found.extend(segment_problems(segment, entry, seen))
         except (StoreError, OSError, ValueError, KeyError) as error:
             gone = gone or isinstance(error, Missing)
-            found = [f"can't be read: {' '.join(str(error).split())}"]
+            found.append(f"can't be read: {' '.join(str(error).split())}")
         finally:
             segment.forget()
         problems += [f"{segment.path.name}: {problem}" for problem in found]
@@ -106,8 +107,6 @@ def _catalogue(header: Header, seen: Seen) -> Iterator[str]:
     lacking = seen.missing(np.array(list(header.executions), np.int64))
     if len(lacking):
         yield f"sealed executions that are in no segment: {_some(lacking)}"
-    if len(header.lost):
-        yield f"executions that a repair gave up: {_some(list(header.lost))}"
 
 
 def _open_newest(directory: Path) -> tuple[str, int]:
@@ -155,7 +154,9 @@ def _journal(name: str, forest: Forest, seen: Seen) -> Iterator[str]:
             yield f"execution {e.execution} is of the unknown group {e.group}"
 
 
-def _segment(segment: Segment, entry: Entry, seen: Seen) -> Iterator[str]:
+def segment_problems(segment: Segment, entry: Entry, seen: Seen | None = None) -> Iterator[str]:
+    """What is wrong with one segment, alone and beside those `seen`. StoreError: so much that it can't be read."""
+    seen = seen or Seen()
     try:
         check_digest(segment.path, entry)
     except Damaged as error:

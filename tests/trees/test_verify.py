@@ -64,7 +64,8 @@ def test_a_wrong_value_is_found(store, dataset, row, value, found):
 def test_rows_that_are_missing_are_found(store):
     with h5py.File(store / "segment-000001.h5", "r+") as file:
         file["logprobs"].resize(5, 0)
-    assert "5 rows" in verify(store)[0]
+    assert "digest differs" in verify(store)[0]
+    assert "5 rows" in verify(store)[1]
 
 
 def test_a_flipped_byte_of_a_chunk_is_found_by_its_checksum(store):
@@ -74,12 +75,14 @@ def test_a_flipped_byte_of_a_chunk_is_found_by_its_checksum(store):
     data = bytearray(segment.read_bytes())
     data[where.byte_offset + where.size // 2] ^= 1
     segment.write_bytes(data)
-    assert "can't be read" in verify(store)[0]
+    assert "digest differs" in verify(store)[0]
+    assert "can't be read" in verify(store)[1]
 
 
 def test_a_missing_segment_and_a_damaged_journal_are_found(store):
     (store / "segment-000001.h5").unlink()
-    assert "segment-000001.h5: can't be read" in verify(store)[0]
+    assert "segment-000001.h5 is missing" in verify(store)[0]
+    assert "sealed executions that are in no segment: 0, 1" in verify(store)[-1]
     journal = store / "journal-000002.log"
     data = bytearray(journal.read_bytes())
     data[len(data) // 3] ^= 1
