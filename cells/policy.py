@@ -295,7 +295,7 @@ class Policy(ABC):
         # the end of the returns opens the step for feeding
         self._returning = self._returning and (self.roles.moving is not None or self.roles.prefix > self._stays)
         decisions = self._replace_skipped()
-        self._open = self._open or self._begins()
+        self._open = self._open or (not self._returning and self._begins())
         decisions += self._feed()
         return decisions + self._move_or_close()
 

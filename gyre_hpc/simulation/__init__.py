@@ -1,0 +1,1 @@
+"""A discrete-event simulator of a run: the policy that drives the live controller, with modelled engines, trainers and agents."""

@@ -1,0 +1,319 @@
+"""The discrete-event kernel: one heap of what happens next, the live system's policy, modelled engines and trainers.
+
+Ordering key: (time, sequence number), so a seed gives one result. Invariants: the policy hears what is true in the model and nothing
+else, in the order in which it happens; decisions are carried out in the order given; one activity (transfer, close, publication) at a
+time, which the policy sees to itself and the kernel checks; an event that was overtaken (an end on an engine that has changed since) is
+passed over by its number of changes.
+
+An attempt that ends (a node failed, the allocation was taken away) loses the open step and all roles; the policy goes on from the
+snapshot of the last step that was closed, with the groups as the ledger has them, as the live controller does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from cells.events import (
+    Claimed,
+    CloseStep,
+    Decision,
+    Dispatch,
+    Event,
+    ExecutionFinished,
+    Feed,
+    Finish,
+    GroupComplete,
+    GroupDispatched,
+    GroupFrontier,
+    Publish,
+    Published,
+    Role,
+    StepDone,
+    Transfer,
+    TransferDone,
+)
+from cells.policies import make_policy
+from cells.policy import Policy
+from gyre_hpc.errors import GyreError
+from gyre_hpc.simulation.fleet import Execution, Fleet
+from gyre_hpc.simulation.outcome import Outcome, Recorder
+from gyre_hpc.simulation.scenario import Scenario
+from gyre_hpc.simulation.trainer import Trainer
+
+_END, _DEADLINE, _CLAIMED, _ACTIVITY, _FAULT, _RESUME = range(6)
+LONGEST = 10 * 365 * 24 * 3600.0
+"""A run that takes ten years is stuck in faults: nothing gets done between two of them."""
+
+
+@dataclass
+class Group:
+    """A group as the ledger would tell it."""
+
+    version: int
+    size: int
+    finished: int = 0
+    valid: int = 0
+    complete: bool = False
+
+
+def simulate(scenario: Scenario, seed: int = 0, record: bool = False) -> Outcome:
+    """Run to the end. `record` keeps what every cell did, for a picture. Raises GyreError for a run that would never end."""
+    return Simulation(scenario, seed, record).run()
+
+
+class Simulation:
+    """One run of one scenario under one seed."""
+
+    def __init__(self, scenario: Scenario, seed: int, record: bool) -> None:
+        self.scenario, self.seed = scenario, seed
+        schedule = scenario.schedule
+        self.policy: Policy = make_policy(schedule)
+        self.fleet = Fleet((*schedule.capacity, schedule.standalone_capacity), scenario.beta)
+        self.trainer = Trainer()
+        self.recorder = Recorder(scenario, record)
+        self.now = 0.0
+        self.groups: dict[int, Group] = {}
+        self._heap: list[tuple[float, int, int, Any, int]] = []
+        self._sequence = 0
+        self._numbers = 0
+        self._next_group = 0
+        self._decisions: deque[Decision] = deque()
+        self._saved = self.policy.snapshot()
+        self._saving = self._saved
+        self._fed_versions: list[int] = []
+        self._attempt = 0
+        self._busy = False
+        self._draining: int | None = None
+        """The step that closes once what is fed is computed."""
+        self._limits = scenario.workload.limits
+        self._budget = self._limits.first
+        self._faults = random.Random(seed * 7919 + 1)
+        self._dead = False
+        """Between two attempts: nothing of ours runs."""
+        self._finished = False
+
+    def run(self) -> Outcome:
+        self._plan_fault()
+        self._decisions.extend(self.policy.start())
+        self._settle()
+        while not self._finished:
+            if not self._heap:
+                raise GyreError(f"the simulated run stands still: {self.policy.phase.value}, step {self.policy.step}", "report this")
+            self.now, _, kind, what, changes = heapq.heappop(self._heap)
+            if self.now > LONGEST:
+                raise GyreError("the simulated run takes more than ten years", "fewer faults, or executions that survive them")
+            self._happen(kind, what, changes)
+            self._settle()
+        self.trainer.advance(self.now)
+        return self.recorder.result(self.now, self.trainer.done, self.fleet, self.policy)
+
+    # -- what happens -----------------------------------------------------------------------------------------------------------
+
+    def _happen(self, kind: int, what: Any, changes: int) -> None:
+        if kind == _END:
+            if changes == self.fleet.engines[what].changes and not self._dead:
+                self._ends_on(what)
+        elif kind == _DEADLINE:
+            if what.engine >= 0 and what.deadline == self.now and not self._dead:
+                self.recorder.cut += 1
+                self._over(what, self._limits.valid)
+        elif kind == _CLAIMED:
+            if changes == self.trainer.changes:
+                self._all_computed()
+        elif kind == _ACTIVITY:
+            if changes == self._attempt:
+                self._busy = False
+                self._complete_activity(what)
+        elif kind == _FAULT:
+            if changes == self._attempt:
+                self._fail()
+        else:
+            self._resume(what)
+
+    def _ends_on(self, index: int) -> None:
+        found = self.fleet.next_end(index)
+        if found is not None:
+            self._over(found[1], True)
+
+    def _over(self, execution: Execution, valid: bool) -> None:
+        self.recorder.rolled(self.now, self.fleet)
+        follower = self.fleet.remove(execution, self.now)
+        if follower is not None:
+            self._started(follower)
+        number = execution.group
+        group = self.groups[number]
+        group.finished += 1
+        group.valid += valid
+        self.recorder.executions += 1
+        self._tell(ExecutionFinished(number))
+        if group.finished == group.size:
+            group.complete = True
+            self._tell(GroupComplete(number, group.valid))
+
+    def _all_computed(self) -> None:
+        self.trainer.advance(self.now)
+        if self._draining is not None:
+            self._after(self.scenario.costs.close, StepDone(self._draining))
+            self._draining = None
+        elif self.scenario.schedule.join_late:
+            self._tell(Claimed(self.policy.step + 1, len(self.policy.current)))
+
+    def _complete_activity(self, event: Event) -> None:
+        match event:
+            case TransferDone(cell, to):
+                if to is Role.TRAINING:
+                    self.trainer.set_nodes(self.trainer.nodes + self.scenario.nodes[cell], self.now)
+                    self._announce_claims()
+                else:
+                    for execution in self.fleet.open(cell, self.now):
+                        self._started(execution)
+                self.recorder.role(cell, to.value, self.now)
+            case StepDone(step):
+                self._saved = self._saving
+                self.recorder.step(step, self.now, self._fed_versions)
+                self._fed_versions = []
+                for group in self.policy.current:
+                    del self.groups[group]
+        self._tell(event)
+
+    # -- faults -----------------------------------------------------------------------------------------------------------------
+
+    def _plan_fault(self) -> None:
+        faults = self.scenario.faults
+        times = []
+        if faults.node_mtbf > 0:
+            times.append(self._faults.expovariate(self.scenario.all_nodes / faults.node_mtbf))
+        if faults.preempt_every > 0:
+            times.append(faults.preempt_every)
+        if times:
+            self._push(self.now + min(times), _FAULT, None, self._attempt)
+
+    def _fail(self) -> None:
+        """The attempt ends: roles and the open step are gone; engines stand until the next attempt."""
+        self._attempt += 1
+        self._busy = False
+        self._draining = None
+        self._decisions.clear()
+        self.trainer.drop(self.now)
+        self.recorder.fault(self.now, self.fleet)
+        self._fed_versions = []
+        self._dead = True
+        for engine in self.fleet.engines:
+            engine.changes += 1
+        self._push(self.now + self.scenario.faults.restart, _RESUME, self.now, 0)
+
+    def _resume(self, failed: float) -> None:
+        restart = self.now - failed
+        self.fleet.pause(failed, self.now)
+        self._dead = False
+        if self.scenario.faults.executions_survive:
+            for engine in self.fleet.engines:
+                for execution in engine.running.values():
+                    self._set_deadline(execution, execution.deadline + restart)
+        else:
+            self.fleet.restart(self.now)
+        for index in range(len(self.fleet.engines)):
+            for execution in self.fleet.open(index, self.now):
+                self._started(execution)
+        self.recorder.resume(self.now)
+        self.policy = make_policy(self.scenario.schedule, self._saved)
+        frontier = [GroupFrontier(n, g.version, g.size, g.finished, g.valid if g.complete else None) for n, g in self.groups.items()]
+        self._plan_fault()
+        self._decisions.extend(self.policy.resume(frontier))
+
+    # -- what the policy decides ------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._decisions.extend(self.policy.on(event))
+
+    def _settle(self) -> None:
+        """Carry decisions out until there are none, then say when the engines that changed have their next end."""
+        while self._decisions:
+            self._carry_out(self._decisions.popleft())
+        for index in self.fleet.dirty:
+            found = self.fleet.next_end(index)
+            if found is not None:
+                self._push(found[0], _END, index, self.fleet.engines[index].changes)
+        self.fleet.dirty.clear()
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case Dispatch(groups, version):
+                for _ in range(groups):
+                    self._dispatch(version)
+            case Transfer():
+                self._transfer(decision)
+            case Feed(group):
+                self._fed_versions.append(self.groups[group].version)
+                self.trainer.feed(self.scenario.train_group, self.now)
+                self._announce_claims()
+            case CloseStep(step):
+                self._saving = self.policy.snapshot()
+                self._draining = step
+                self._announce_claims()
+            case Publish(version):
+                self._after(self.scenario.costs.publish, Published(version))
+            case Finish():
+                self._finished = True
+
+    def _dispatch(self, version: int) -> None:
+        number, size = self._next_group, self.scenario.schedule.group_size
+        self._next_group += 1
+        self.groups[number] = Group(version, size)
+        self.recorder.rolled(self.now, self.fleet)
+        for work in self.scenario.workload.group(self.seed, number, size):
+            execution = Execution(self._numbers, number, work)
+            self._numbers += 1
+            if self.fleet.add(execution, self.now):
+                self._started(execution)
+        self._tell(GroupDispatched(number, version, size))
+
+    def _transfer(self, decision: Transfer) -> None:
+        cell, costs = decision.cell, self.scenario.costs
+        self.recorder.rolled(self.now, self.fleet)
+        self.recorder.transfers += 1
+        if decision.to is Role.TRAINING:
+            self.fleet.close(cell, self.now, costs.hand_over)
+            self.recorder.role(cell, "transfer", self.now)
+            self._after(costs.to_training, TransferDone(cell, decision.to))
+        else:
+            self.trainer.set_nodes(self.trainer.nodes - self.scenario.nodes[cell], self.now)
+            self.recorder.role(cell, "transfer", self.now)
+            self._after(costs.to_rollout, TransferDone(cell, decision.to))
+        self._announce_claims()
+
+    def _announce_claims(self) -> None:
+        """When the trainers will have nothing left, as it looks now."""
+        if self._draining is None and not self.policy.current:
+            return
+        at = self.trainer.empty_at()
+        if at is not None:
+            self._push(max(at, self.now), _CLAIMED, None, self.trainer.changes)
+
+    def _started(self, execution: Execution) -> None:
+        """It has a slot: its budget begins the first time."""
+        if execution.deadline < 0 and self._budget < math.inf:
+            self._set_deadline(execution, self.now + self._budget)
+
+    def _set_deadline(self, execution: Execution, at: float) -> None:
+        execution.deadline = at
+        if self._budget < math.inf:
+            self._push(at, _DEADLINE, execution, 0)
+
+    # -- the heap ---------------------------------------------------------------------------------------------------------------
+
+    def _after(self, seconds: float, event: Event) -> None:
+        """An activity that answers with `event`."""
+        if self._busy:
+            raise AssertionError(f"two activities at once: {event}")
+        self._busy = True
+        self._push(self.now + seconds, _ACTIVITY, event, self._attempt)
+
+    def _push(self, at: float, kind: int, what: Any, changes: int) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (at, self._sequence, kind, what, changes))

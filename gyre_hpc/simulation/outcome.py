@@ -1,0 +1,139 @@
+"""What a simulated run measured; the recorder collects while it runs.
+
+Busy node time: trainers while they compute, and rollout nodes by the share of their slots that is in use. Idle is the rest, transfers and
+waiting included, so `bound` (all work without any idle time, engines full) is what no schedule on these nodes can beat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cells.policy import Policy
+from gyre_hpc.simulation.fleet import Fleet
+from gyre_hpc.simulation.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Span:
+    """One cell in one state ("rollout", "training", "transfer" or "down") from `start` to `end`, seconds."""
+
+    cell: int
+    state: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One simulated run; times in seconds."""
+
+    seconds: float
+    idle: float
+    """Share of all node time."""
+    idle_rollout: float
+    """The part of it that rollout nodes had slots empty; the rest is trainers without work, transfers and faults."""
+    bound: float
+    """Seconds that the same work takes without any idle node."""
+    staleness: float
+    """Mean over the trained groups."""
+    staleness_max: int
+    executions: int
+    cut: int
+    """Executions that a time limit ended."""
+    transfers: int
+    moved: int
+    """Executions that changed their engine."""
+    skipped: int
+    faults: int
+    steps: tuple[float, ...]
+    """When each step was done."""
+    spans: tuple[Span, ...] = ()
+    load: tuple[tuple[float, int], ...] = ()
+    """(time, executions on engines or in the queue)."""
+
+
+class Recorder:
+    """Adds up while a simulation runs."""
+
+    def __init__(self, scenario: Scenario, record: bool) -> None:
+        self.executions = self.cut = self.transfers = 0
+        self._scenario = scenario
+        self._record = record
+        self._slot_seconds = 0.0
+        self._open_slot_seconds = 0.0
+        self._since = 0.0
+        self._steps: list[float] = []
+        self._stale: list[int] = []
+        self._faults = 0
+        self._spans: list[Span] = []
+        self._load: list[tuple[float, int]] = []
+        self._roles: list[tuple[str, float]] = [("rollout", 0.0)] * len(scenario.nodes)
+        self._open_slots = sum(scenario.schedule.capacity) + scenario.schedule.standalone_capacity
+
+    def rolled(self, now: float, fleet: Fleet) -> None:
+        """Time goes on to `now`; called before anything in the fleet changes."""
+        passed = now - self._since
+        if passed > 0:
+            self._slot_seconds += passed * fleet.live
+            self._open_slot_seconds += passed * self._open_slots
+            self._since = now
+            if self._record:
+                self._load.append((now, fleet.live + len(fleet.queue)))
+
+    def role(self, cell: int, state: str, now: float) -> None:
+        """A cell's state changes."""
+        old, since = self._roles[cell]
+        if state == "transfer" and old == "rollout":
+            self._open_slots -= self._scenario.schedule.capacity[cell]
+        elif state == "rollout":
+            self._open_slots += self._scenario.schedule.capacity[cell]
+        if self._record and now > since:
+            self._spans.append(Span(cell, old, since, now))
+        self._roles[cell] = (state, now)
+
+    def step(self, step: int, now: float, versions: list[int]) -> None:
+        """A step is done; `versions` of its groups at their dispatch."""
+        self._steps.append(now)
+        self._stale += [step - 1 - version for version in versions]
+
+    def fault(self, now: float, fleet: Fleet) -> None:
+        """The attempt ends."""
+        self.rolled(now, fleet)
+        self._faults += 1
+        for cell in range(len(self._roles)):
+            self.role(cell, "down", now)
+        self._open_slots = 0
+
+    def resume(self, now: float) -> None:
+        """The next attempt begins, all cells in rollout."""
+        self._since = now
+        self._open_slots = self._scenario.schedule.standalone_capacity
+        for cell in range(len(self._roles)):
+            self.role(cell, "rollout", now)
+
+    def result(self, now: float, trained: float, fleet: Fleet, policy: Policy) -> Outcome:
+        """The run is over; `trained` node-seconds of training in all."""
+        self.rolled(now, fleet)
+        for cell in range(len(self._roles)):
+            self.role(cell, "end", now)
+        scenario = self._scenario
+        slots = sum(scenario.schedule.capacity) + scenario.schedule.standalone_capacity
+        node_seconds = scenario.all_nodes * now
+        per_slot = scenario.all_nodes / slots
+        return Outcome(
+            seconds=now,
+            idle=1 - (trained + self._slot_seconds * per_slot) / node_seconds,
+            idle_rollout=(self._open_slot_seconds - self._slot_seconds) * per_slot / node_seconds,
+            bound=(trained + self._slot_seconds * per_slot) / scenario.all_nodes,
+            staleness=sum(self._stale) / max(1, len(self._stale)),
+            staleness_max=max(self._stale, default=0),
+            executions=self.executions,
+            cut=self.cut,
+            transfers=self.transfers,
+            moved=fleet.moved,
+            skipped=policy.skipped,
+            faults=self._faults,
+            steps=tuple(self._steps),
+            spans=tuple(self._spans),
+            load=tuple(self._load),
+        )

@@ -1,0 +1,90 @@
+"""What is simulated: the policy's schedule, the nodes behind its cells, costs, and the workload; frozen, every parameter named.
+
+Units: seconds, and nodes; a cell's rollout capacity is in executions (`Schedule.capacity`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cells.events import Mode, Schedule
+from gyre_hpc.simulation.workload import Workload
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What changes cost, in seconds. The transfers' defaults are those that the paper reports (qwengyre.md 2.4)."""
+
+    to_training: float = 8.52
+    to_rollout: float = 3.46
+    hand_over: float = 0.0
+    """That an execution loses when it changes its engine."""
+    close: float = 0.0
+    """Of a step beside its gradients: sum over cells, optimizer, checkpoint."""
+    publish: float = 0.0
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong. An attempt that ends goes on from the last step's checkpoint, as the live system does."""
+
+    node_mtbf: float = 0.0
+    """Mean seconds between failures of one node; 0: none."""
+    preempt_every: float = 0.0
+    """Seconds after which an allocation is taken away (a time limit, say); 0: never."""
+    restart: float = 600.0
+    """Seconds from the end of an attempt until the next one rolls out."""
+    executions_survive: bool = False
+    """Whether running executions go on after it; without that they begin again."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run to be simulated. `nodes[k]` of cell k; `standalone_nodes` carry `schedule.standalone_capacity`."""
+
+    schedule: Schedule
+    nodes: tuple[int, ...]
+    train_group: float
+    """Node-seconds of training that one group costs."""
+    workload: Workload
+    standalone_nodes: int = 0
+    beta: float = 0.0
+    """An execution on an engine with a share u of its slots in use runs at 1 / (1 + beta u) of its speed."""
+    costs: Costs = Costs()
+    faults: Faults = Faults()
+
+    @property
+    def all_nodes(self) -> int:
+        return sum(self.nodes) + self.standalone_nodes
+
+
+def cut(
+    schedule: Schedule,
+    nodes: int,
+    cells: int,
+    slots_per_node: float,
+    train_group: float,
+    workload: Workload,
+    standalone: int = 0,
+    beta: float = 0.0,
+    costs: Costs | None = None,
+) -> Scenario:
+    """A scenario of `nodes` nodes: `standalone` of them only roll out, the rest are `cells` equal cells (under async: the trainers).
+
+    Raises ValueError when they can't be cut so.
+    """
+    inside = nodes - standalone
+    if cells < 1 or inside < cells or inside % cells:
+        raise ValueError(f"{nodes} nodes less {standalone} standalone ones are not {cells} equal cells")
+    if schedule.mode is Mode.ASYNC and standalone < 1:
+        raise ValueError("async needs standalone nodes")
+    per_cell = inside // cells
+    whole = replace(
+        schedule,
+        capacity=(max(1, round(slots_per_node * per_cell)),) * cells,
+        standalone_capacity=round(slots_per_node * standalone),
+        trainers=None,
+    )
+    return Scenario(whole, (per_cell,) * cells, train_group, workload, standalone, beta, costs if costs is not None else Costs())

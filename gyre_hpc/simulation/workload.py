@@ -1,0 +1,121 @@
+"""How long executions take: parametric distributions, or what a run recorded.
+
+Invariant: what is drawn depends on (seed, group, index) alone, never on the order of questions, so two schedules compared under one seed
+run the same executions. Durations are seconds of work: wall clock on an engine that the execution has for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gyre_hpc.errors import GyreError
+
+_BLOCK = 64
+"""Groups drawn at once."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Wall-clock budgets of an execution, seconds. The harness's own is scored; one cut by the overall one does not count."""
+
+    harness: float = math.inf
+    overall: float = math.inf
+
+    @property
+    def first(self) -> float:
+        return min(self.harness, self.overall)
+
+    @property
+    def valid(self) -> bool:
+        """Whether an execution that is cut counts."""
+        return self.harness <= self.overall
+
+
+class Workload(Protocol):
+    """Where executions come from."""
+
+    limits: Limits
+
+    def group(self, seed: int, group: int, size: int) -> Sequence[float]:
+        """Seconds of work of each of the `size` executions of `group`."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Log-normal work: `mean` seconds (before any limit), spread of the task's effect, spread inside a group (sigmas of the logarithm)."""
+
+    mean: float
+    task_spread: float
+    group_spread: float
+    limits: Limits = Limits()
+    _blocks: dict[tuple[int, int, int], list[list[float]]] = field(default_factory=dict, repr=False, compare=False)
+
+    def group(self, seed: int, group: int, size: int) -> Sequence[float]:
+        key = (seed, group // _BLOCK, size)
+        if key not in self._blocks:
+            if len(self._blocks) > 256:
+                self._blocks.clear()
+            self._blocks[key] = self._draw(*key)
+        return self._blocks[key][group % _BLOCK]
+
+    def _draw(self, seed: int, block: int, size: int) -> list[list[float]]:
+        chance = np.random.default_rng((seed, block))
+        logs = self.task_spread * chance.standard_normal((_BLOCK, 1)) + self.group_spread * chance.standard_normal((_BLOCK, size))
+        middle = math.log(self.mean) - (self.task_spread**2 + self.group_spread**2) / 2
+        drawn: list[list[float]] = np.exp(middle + logs).tolist()
+        return drawn
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Groups that were recorded, drawn again at random as wholes, so that a task's effect stays; `groups` in seconds."""
+
+    groups: tuple[tuple[float, ...], ...]
+    limits: Limits = Limits()
+
+    def group(self, seed: int, group: int, size: int) -> Sequence[float]:
+        chance = np.random.default_rng((seed, group))
+        found = self.groups[int(chance.integers(len(self.groups)))]
+        if len(found) == size:
+            return found
+        return [found[int(i)] for i in chance.integers(len(found), size=size)]
+
+    @property
+    def executions(self) -> int:
+        return sum(map(len, self.groups))
+
+    @property
+    def mean(self) -> float:
+        return sum(map(sum, self.groups)) / self.executions
+
+
+def read_recorded(path: Path) -> Recorded:
+    """Durations out of JSON lines: a run's events.jsonl, or lines {"group", "seconds"} of anybody's. Raises GyreError.
+
+    Of an event log the lines of kind `execution.end` count; executions that never ran (0 s) are left out.
+    """
+    groups: dict[Any, list[float]] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise GyreError(f"{path}: {error.strerror}", "give a run's directory, or a file of JSON lines with group and seconds") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            if entry.get("kind", "execution.end") == "execution.end" and float(entry["seconds"]) > 0:
+                groups.setdefault(entry["group"], []).append(float(entry["seconds"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            if number == len(lines) and "kind" in line:  # a run that is writing
+                continue
+            raise GyreError(f"{path}, line {number}: no JSON object with group and seconds", "mend that line or leave it out") from None
+    if not groups:
+        raise GyreError(f"{path} tells of no execution that ended", "wait until the run has some, or give another file")
+    return Recorded(tuple(tuple(found) for found in groups.values()))
