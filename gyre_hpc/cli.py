@@ -258,6 +258,18 @@ def trees_verify(path: PathArgument, as_json: JsonOption = False) -> int:
     return int(ExitCode.DONE if not found["problems"] else ExitCode.FAILED)
 
 
+@trees_app.command("repair")
+def trees_repair(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Make damaged trees usable again: what can't be read is set aside, and what is lost is named. While no run writes them."""
+    from gyre_hpc.report.trees import mending
+
+    found = mending(_trees(path))
+    if as_json:
+        _print_json(found)
+    else:
+        _pairs(found)
+
+
 @trees_app.command("import")
 def trees_import(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Session traces with block hashes, JSON lines, plain or gzip.")],

@@ -22,6 +22,7 @@ from trees.blocks import count_blocks
 from trees.export import exported
 from trees.reader import locate
 from trees.records import Fate, NodeKind
+from trees.repair import repair
 from trees.store import StoreError, StoreReader
 from trees.tree import Tree
 from trees.verify import verify
@@ -76,6 +77,13 @@ def verification(folder: Path) -> dict[str, Any]:
     """Reads every chunk. `problems` is empty when all is well."""
     with _user_errors():
         return {"path": str(folder), "problems": verify(folder)}
+
+
+def mending(folder: Path) -> dict[str, Any]:
+    """Repairs. `done`: a line for each thing; `lost`: executions that are gone, `heads`: those of which only the end is left."""
+    with _user_errors():
+        report = repair(folder)
+        return {"path": str(folder), "done": report.done, "lost": report.lost, "heads": report.heads}
 
 
 def list_executions(folder: Path) -> list[dict[str, Any]]:
