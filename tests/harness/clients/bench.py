@@ -96,7 +96,8 @@ class Bench:
         box = sandbox.Box(work, mounts=start.mounts, env=start.env, limits=limits)
         with open(root / "output", "wb") as output:
             ended = await sandbox.start(sandbox.detect(), box, start.argv, output).wait(deadline)
-        await self.recorder.finish(record)
+        calls, tokens = await self.recorder.finish(record)
+        self.ledger.end(record, "finished", 0.0, ended.code == 0 and calls > 0, ended.seconds, "", calls, tokens)
         await self.recorder.committer.commit()
         return Ran(ended.code, (root / "output").read_text(errors="replace"), work, record, ended.seconds)
 

@@ -87,7 +87,7 @@ async def test_parallel_sub_agents(tmp_path: Path, renderer: TurnRenderer, stabl
         tasks = [
             call("Agent", description="Part", prompt=f"Do it. [sub-{name}]", subagent_type="general-purpose") for name in ("one", "two")
         ]
-        made.script.on("main", "[task-1]", "\n".join(tasks), "Both work.", *([] if stable else ["All done."]), spare=0 if stable else 1)
+        made.script.on("main", "[task-1]", "\n".join(tasks), "Both work.", "All done.", "All done.", spare=2)
         ran = await made.run(TASK)
         assert ran.code == 0, ran.output
         assert [ran.file(f"{name}.txt").strip() for name in ("one", "two")] == ["one", "two"]
@@ -123,6 +123,26 @@ async def test_compaction(tmp_path: Path, renderer: TurnRenderer, stable: bool) 
         assert roles["summary"]
         assert [c.difference for c in tree.calls.values()].count("compaction") == len(roles["summary"])
         assert max(prompt + sampled for prompt, sampled in made.usage(ran)) <= WINDOW
+
+
+async def test_a_prompt_over_the_window(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """One result that leaves no room: the refusal is worded so that the client shortens and summarises instead of giving up."""
+    async with claude(tmp_path, renderer, True, {"model": {"window": 105_000}}) as made:
+        made.script.on("summary", summary, SUMMARY)
+        ran = await done(made, bash("echo 1 >> out.txt; head -c 29000 /dev/zero | tr '\\0' a"), add(2))
+        assert ran.file("out.txt").split() == ["1", "2"]
+        made.exact(ran, ("clean", "compaction"))
+        assert made.roles(ran) == {"main": [Role.MAIN] * 3, "summary": [Role.MAIN_SUMMARY]}
+
+
+async def test_a_groups_executions_share_their_prompt(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """What two executions of a task are told first is stored once: nothing in it tells them apart."""
+    async with claude(tmp_path, renderer, True) as made:
+        made.script.on("main", "[task-1]", "One.", "Two.")
+        trees = [made.tree((await made.run(TASK)).execution) for _ in range(2)]
+        prompts = [tree.path(next(iter(tree.calls.values())).prompt) for tree in trees]
+        assert prompts[0] == prompts[1]
+        assert [tree.path_length(path[-1]) > 50_000 for tree, path in zip(trees, prompts, strict=True)] == [True, True]
 
 
 async def test_compaction_of_a_sub_agent(tmp_path: Path, renderer: TurnRenderer) -> None:
