@@ -1,6 +1,7 @@
 """Real clients, pinned, from npm and PyPI into a cache; installed once, whole or not at all.
 
-A client that can't be had (its registry does not answer, and it is not in the cache) skips its tests; tests/skips.txt declares that.
+A client that can't be had because its registry does not answer (and that is not in the cache) skips its tests; tests/skips.txt declares that.
+One that its registry knows and that can't be installed is a failure.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import pytest
 
 DEADLINE = 240.0
 """Seconds for one installation."""
+ANSWER = 20.0
+"""Seconds in which a registry answers a question."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,32 @@ def _install(pin: Pin, home: Path) -> None:
     fresh = home.parent / f".{home.name}.new"
     shutil.rmtree(fresh, ignore_errors=True)
     for command in _commands(pin, fresh):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"{pin.package} {pin.version} can't be installed: {error}")
-        if done.returncode != 0:
-            pytest.skip(f"{pin.package} {pin.version} can't be installed: {' '.join(done.stderr.split())[-300:]}")
+        failure = _failure(command, DEADLINE)
+        if not failure:
+            continue
+        shutil.rmtree(fresh, ignore_errors=True)
+        if silence := _failure(_question(pin), ANSWER):
+            pytest.skip(f"{pin.package} {pin.version}: its registry does not answer: {silence}")
+        pytest.fail(f"{pin.package} {pin.version} can't be installed: {failure}")
     if pin.registry == "pypi":
         _relocate(fresh, home)
     fresh.rename(home)
+
+
+def _failure(command: list[str], deadline: float) -> str:
+    """What went wrong, or an empty string."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else " ".join(done.stderr.split())[-300:] or f"exit {done.returncode}"
+
+
+def _question(pin: Pin) -> list[str]:
+    """Asks the registry for this very version."""
+    if pin.registry == "npm":
+        return ["npm", "view", f"{pin.package}@{pin.version}", "version"]
+    return [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", f"{pin.package}=={pin.version}"]
 
 
 def _commands(pin: Pin, folder: Path) -> list[list[str]]:
