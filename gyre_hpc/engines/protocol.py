@@ -15,7 +15,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gyre_hpc.engines.handover import Ticket
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class GenerateRequest:
     prompt: Sequence[int]
     sampling: Sampling
     position: int = 0
+    ticket: Ticket | None = None
+    """Of an engine that keeps the prompt's KV pinned for this request: only to engines whose address says `handover`."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class EngineAddress:
     """Executions that this engine can hold at once."""
     window: int
     """Tokens of context, prompt and output together."""
+    handover: str = "recompute"
+    """How KV gets from and to this engine (handover.py)."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ class EngineSpec:
     dtype: str = "float32"
     threads: int = 1
     options: dict[str, object] = field(default_factory=dict)
+    handover: str = "recompute"
 
 
 class EngineServer(Protocol):

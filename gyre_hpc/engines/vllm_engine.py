@@ -6,6 +6,8 @@ stretch of a call gets the seed hash(seed, position). On CPU not even that: 0.32
 ("CPU Generator does not use offset"), so calls there draw from the engine's one generator, which every engine seeds differently (equal
 ones would give the executions of a group equal tokens).
 
+With `handover: nixl` a call may bring a ticket for KV that another engine keeps pinned (handover.py); the server then pulls it.
+
 Log-probs are vLLM's `processed_logprobs`: temperature applied, but top-p/top-k as well. The interface promises them before cuts, so a
 call with cuts is refused here.
 
@@ -32,7 +34,9 @@ import numpy as np
 import orjson
 
 from gyre_hpc import processes
-from gyre_hpc.engines import control, vllm_guard
+from gyre_hpc.engines import control, handover_nixl, vllm_guard
+from gyre_hpc.engines.handover import NIXL, Doubt
+from gyre_hpc.engines.handover_nixl import pull_fields
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
 from gyre_hpc.engines.sampling import seed_key, uniforms
@@ -73,7 +77,7 @@ class VllmEngine:
         process = processes.spawn(command(spec, port), spec.log, _environment(spec, secret), death_signal=signal.SIGTERM)
         self._child = control.Child(process, spec.log)
         self.pid = self._child.pid
-        self.address = EngineAddress("vllm", f"http://{spec.host}:{port}/{secret}", spec.capacity, spec.window)
+        self.address = EngineAddress("vllm", f"http://{spec.host}:{port}/{secret}", spec.capacity, spec.window, spec.handover)
         self._sleeps = not on_cpu()
         self._was_paused = False
         try:
@@ -207,10 +211,19 @@ class VllmClient:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0), timeout=timeout)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
+        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels.
+
+        With a ticket, Doubt where its KV must not be pulled for this request.
+        """
         data = request_body(request, self._window, self._seeded)
+        headers = {"Content-Type": "application/json"}
+        if request.ticket is not None:
+            request.ticket.check(request.prompt, time.monotonic())
+            headers[vllm_guard.KV_HEADER] = str(request.ticket.version)
         try:
-            async with self._session.post(self._url, data=data, headers={"Content-Type": "application/json"}) as response:
+            async with self._session.post(self._url, data=data, headers=headers) as response:
+                if response.status == vllm_guard.OTHER_VERSION:
+                    raise Doubt("version", (await response.text())[:300])
                 if response.status != 200:
                     reason = (await response.text())[:300]
                     raise (RequestRefused if response.status in (400, 422) else EngineFault)(f"vLLM answered {response.status}: {reason}")
@@ -256,7 +269,8 @@ def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:
     if seeded and s.temperature > 0:
         key = np.array([seed_key(s.seed)], dtype=np.uint64)
         sampling["seed"] = int(uniforms(key, np.array([request.position]))[0] * 2.0**52)
-    return request_json("token_ids", request.prompt, {"sampling_params": sampling, "stream": True})
+    rest = {"sampling_params": sampling, "stream": True, **({} if request.ticket is None else pull_fields(request.ticket))}
+    return request_json("token_ids", request.prompt, rest)
 
 
 def parse_chunk(item: dict[str, Any], version: int) -> TokenChunk:
@@ -292,7 +306,7 @@ def command(spec: EngineSpec, port: int) -> list[str]:
         "max-model-len": spec.window,
         "max-num-seqs": spec.capacity,
         "middleware": "gyre_hpc.engines.vllm_guard.Guard",
-        "worker-extension-cls": "gyre_hpc.engines.vllm_worker.WeightLoading",
+        "worker-extension-cls": "gyre_hpc.engines.vllm_worker.WorkerExtension",
         "logprobs-mode": "processed_logprobs",
         "generation-config": "vllm",
         "stream-interval": 4,
@@ -306,6 +320,8 @@ def command(spec: EngineSpec, port: int) -> list[str]:
         options["enforce-eager"] = True  # compiling takes longer than a small run
     else:
         options["enable-sleep-mode"] = True
+    if spec.handover == NIXL:
+        options.update(handover_nixl.options(given, on_cpu()))
     argv = processes.python("vllm.entrypoints.openai.api_server")
     for name, value in {**options, **given}.items():
         if value is True:
@@ -341,6 +357,8 @@ def _environment(spec: EngineSpec, secret: str) -> dict[str, str]:
         # several engines share a machine: each keeps to its number of threads, the kernel places them
         extra["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         extra["OMP_NUM_THREADS"] = str(spec.threads)
+    if spec.handover == NIXL:
+        extra.update(handover_nixl.environment(spec.host))
     return processes.child_environment(extra)
 
 

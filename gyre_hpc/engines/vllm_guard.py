@@ -4,7 +4,11 @@ vLLM names the weight version of tokens only in the last chunk of a call, which 
 key; and a call that arrives during a pause waits and then runs under the next weights. Hence, here:
 - only paths below `/<GYRE_ENGINE_SECRET>` exist;
 - a call is refused with 503 while paused, counted while it runs, and its response header `x-gyre-version` says the version that it runs
-  under: the owner changes weights only when `GET /gyre` reports paused and nothing in flight.
+  under: the owner changes weights only when `GET /gyre` reports paused and nothing in flight;
+- a call that pulls KV says under which version that was computed (`x-gyre-kv-version`) and is refused with 409 under another: vLLM would
+  take it;
+- every call's prefix cache is that of its version (the version is vLLM's cache salt), and of the time since the last `/gyre/forget`: the
+  owner of a hand-over that may have gone wrong says that, and nothing cached before is found again.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 SECRET = "GYRE_ENGINE_SECRET"
 VERSION = "GYRE_ENGINE_VERSION"
 HEADER = "x-gyre-version"
+KV_HEADER = "x-gyre-kv-version"
+OTHER_VERSION = 409
 
 
 class Guard:
@@ -34,6 +40,8 @@ class Guard:
         self._version = os.environ[VERSION]
         self._paused = False
         self._in_flight = 0
+        self._forgotten = 0
+        """Times."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,6 +58,9 @@ class Guard:
         elif path == "/gyre/version":
             self._version = str(int(scope["query_string"].decode()))
             await _answer(send, 200, {})
+        elif path == "/gyre/forget":
+            self._forgotten += 1
+            await _answer(send, 200, {})
         elif path.startswith("/inference/"):
             await self._call(inner, receive, send)
         else:
@@ -64,6 +75,21 @@ class Guard:
             await _answer(send, 503, {"error": "paused"})
             return
         version = self._version
+        pulled = dict(scope.get("headers", ())).get(KV_HEADER.encode())
+        if pulled is not None and pulled != version.encode():
+            await _answer(send, OTHER_VERSION, {"error": f"weights are version {version}, the KV is of {pulled.decode()}"})
+            return
+        salt = b'{"cache_salt":"%s.%d",' % (version.encode(), self._forgotten)
+        first = True
+
+        async def salted() -> Message:
+            nonlocal first
+            message = await receive()
+            if first and message.get("body"):
+                first = False
+                if message["body"].startswith(b"{"):
+                    message = {**message, "body": salt + message["body"][1:]}
+            return message
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -72,7 +98,7 @@ class Guard:
 
         self._in_flight += 1
         try:
-            await self._app(scope, receive, stamped)
+            await self._app(scope, salted, stamped)
         finally:
             self._in_flight -= 1
 

@@ -1,7 +1,7 @@
-"""What runs inside vLLM's worker processes (`--worker-extension-cls`): loading weights completely.
+"""What runs inside vLLM's worker processes (`--worker-extension-cls`): loading weights completely, and giving back pinned KV.
 
-Why: on CPU vLLM keeps a packed copy of an output head that is tied to the embedding, and its `reload_weights` does not renew that copy:
-every tensor is new but the head, and nothing says so (0.32.0: the log-probs are those of the new model with the old head, to 1e-6).
+Why loading: on CPU vLLM keeps a packed copy of an output head that is tied to the embedding, and its `reload_weights` does not renew that
+copy: every tensor is new but the head, and nothing says so (0.32.0: the log-probs are those of the new model with the old head, to 1e-6).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class WeightLoading:
+class WorkerExtension:
     """Mixed into vLLM's worker class, which has `reload_weights` and `model_runner`."""
 
     model_runner: Any
@@ -27,3 +27,20 @@ class WeightLoading:
             method = getattr(layer, "quant_method", None)
             if isinstance(method, UnquantizedEmbeddingMethod):
                 method.process_weights_after_loading(layer)
+
+    def gyre_unpin(self, request: str) -> bool:
+        """End the lease of the KV that this request of the engine's own numbering keeps pinned; whether there was one.
+
+        Only for pins that surely nobody pulls: the blocks are used again at once. vLLM has no call for it (0.32.0), but it notices a lease
+        that is over with the next pass.
+        """
+        from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group, has_kv_transfer_group
+
+        if not has_kv_transfer_group():
+            return False
+        connector: Any = get_kv_transfer_group()
+        leases: dict[str, float] = connector.connector_worker._reqs_to_send
+        if request not in leases:
+            return False
+        leases[request] = 0.0
+        return True

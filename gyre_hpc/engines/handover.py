@@ -1,0 +1,242 @@
+"""Handing a conversation's KV cache from one engine to another when a cell leaves rollout (qwengyre.md 2.4).
+
+Two strategies, chosen by the addresses of both engines. `recompute`: nothing moves, the destination computes the prompt again. `nixl`: the
+engines' own prefill/decode disaggregation; the source *pins* the blocks of a prompt for a while, the destination *pulls* them.
+
+Invariants:
+- a hand-over is an economy, never a condition: whatever is doubtful is computed again, and the call goes on either way;
+- KV is valid for one prompt and one weight version, and only while it is pinned. A pull that breaks one of the three is answered as if
+  all were well, with wrong tokens (vLLM 0.32.0), so each is checked on our side: the prompt here (`Ticket.check`), the version by the guard
+  in the destination's server, the time by a deadline of our own far inside the source's lease, counted from before the pin was asked
+  for. A first token inside it proves that the pull was; without one the call is cancelled while the pin still holds, nothing of it is
+  delivered, and the destination forgets what it cached;
+- the source frees nothing before the destination has acknowledged (its first token) or the lease is over; a pin that surely nobody pulls is
+  given back at once;
+- phases in order, each with a deadline and an undo: pin (undo: unpin), pull (undo: cancel, forget, recompute).
+Time is `time.monotonic`, seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, Sampling, TokenChunk
+
+log = logging.getLogger(__name__)
+
+RECOMPUTE, NIXL = "recompute", "nixl"
+_AT_ONCE = 8
+"""Waiting conversations that are brought over at the same time; calls in flight all go at once."""
+
+
+class Doubt(EngineFault):
+    """This KV may not be what it should be: it is computed again. `reason`: one word, counted."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a source keeps pinned: the KV of exactly `tokens` under weights `version`, to be pulled before `until`.
+
+    `params`: the engine's own words for it, handed on unchanged.
+    """
+
+    tokens: Sequence[int]
+    version: int
+    until: float
+    params: Mapping[str, Any]
+
+    def check(self, prompt: Sequence[int], now: float) -> None:
+        """Raises Doubt: a pull for this prompt at this time would be answered, and wrong."""
+        if now >= self.until:
+            raise Doubt("late", f"the pinned KV is {now - self.until:.1f} s past our deadline")
+        if prompt is not self.tokens and list(prompt) != list(self.tokens):
+            raise Doubt("prompt", f"a prompt of {len(prompt)} tokens is not the pinned one of {len(self.tokens)}")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What an engine has counted since it started: tokens of prompts by where their KV came from, and bytes that it pulled."""
+
+    computed: int
+    cached: int
+    pulled: int
+    bytes: int
+
+    def since(self, before: Counters) -> Counters:
+        """What came on top of `before`."""
+        mine, old = (self.computed, self.cached, self.pulled, self.bytes), (before.computed, before.cached, before.pulled, before.bytes)
+        return Counters(*(a - b for a, b in zip(mine, old, strict=True)))
+
+
+class KvLink(Protocol):
+    """One engine's side of hand-overs. All but `close` raise EngineFault."""
+
+    patience: float
+    """Seconds from asking for a pin to the destination's first token."""
+
+    async def pin(self, tokens: Sequence[int]) -> Ticket:
+        """Keep the KV of these tokens, computing what the prefix cache lacks. Raises Doubt if another number of them was pinned."""
+        ...
+
+    async def unpin(self, ticket: Ticket) -> None:
+        """Give a pin back that nobody pulls; no error if it is gone."""
+        ...
+
+    async def forget(self) -> None:
+        """No call that begins from now on finds KV that was cached before."""
+        ...
+
+    async def counters(self) -> Counters: ...
+
+    async def close(self) -> None: ...
+
+
+def link(address: EngineAddress) -> KvLink | None:
+    """The hand-over side of an engine; None: it can only recompute. Call it inside the event loop that uses it."""
+    if address.handover == NIXL:
+        from gyre_hpc.engines.handover_nixl import NixlLink
+
+        return NixlLink(address)
+    return None
+
+
+class Departure:
+    """What one engine hands over while its route closes; `over` once the engine may be released. Counts how it went."""
+
+    def __init__(self, source: KvLink) -> None:
+        self.over = False
+        self._source = source
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._began = time.monotonic()
+        self._before: dict[KvLink, Counters] = {}
+        self._doubts: Counter[str] = Counter()
+        self._done: Counter[str] = Counter()
+        self._seconds = {"pin": 0.0, "pull": 0.0}
+
+    async def stream(
+        self, client: EngineClient, target: KvLink | None, request: GenerateRequest, arrived: Callable[[], None]
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """A call that goes on at `client`, with its KV from the source if that is certain. `arrived` is called at its first chunk."""
+        begun = await self._begin(client, target, request)
+        self._done["recomputed" if begun is None else "calls"] += 1
+        stream = client.generate(request) if begun is None else begun[0]
+        try:
+            if begun is not None:
+                arrived()
+                yield begun[1]
+                if begun[1].finish is not None:
+                    return
+            async for chunk in stream:
+                arrived()
+                yield chunk
+        finally:
+            await stream.aclose()
+
+    async def bring(self, client: EngineClient, target: KvLink | None, tokens: Sequence[int]) -> bool:
+        """A waiting conversation's KV into the destination's prefix cache; False: its next turn computes it."""
+        async with self._gate:
+            # its one token is thrown away: only the pull counts
+            begun = await self._begin(client, target, GenerateRequest("hand-over", tokens, Sampling(1, 0.0)))
+            if begun is not None:
+                await begun[0].aclose()
+        self._done["left" if begun is None else "conversations"] += 1
+        return begun is not None
+
+    async def _begin(
+        self, client: EngineClient, target: KvLink | None, request: GenerateRequest
+    ) -> tuple[AsyncGenerator[TokenChunk, None], TokenChunk] | None:
+        """Pin and pull: the destination's stream and its first chunk; None in any doubt."""
+        ticket = await self._pin(target, request.prompt)
+        if ticket is None or target is None:
+            return None
+        stream = client.generate(replace(request, ticket=ticket))
+        try:
+            return stream, await self._pull(stream, ticket, target)
+        except EngineFault as fault:
+            await stream.aclose()
+            self._doubt(fault.reason if isinstance(fault, Doubt) else "destination", fault)
+            if isinstance(fault, Doubt) and fault.reason != "slow":  # refused before the destination saw it: surely nobody pulls
+                await self._unpin(ticket)
+            return None
+
+    async def _pin(self, target: KvLink | None, tokens: Sequence[int]) -> Ticket | None:
+        if target is None or self.over:
+            self._doubt("over" if self.over else "unable", None)
+            return None
+        began = time.monotonic()
+        try:
+            if target not in self._before:
+                self._before[target] = await target.counters()
+            async with asyncio.timeout(self._source.patience):
+                ticket = await self._source.pin(tokens)
+        except TimeoutError:
+            self._doubt("pin", None)
+            return None
+        except EngineFault as fault:
+            self._doubt(fault.reason if isinstance(fault, Doubt) else "source", fault)
+            return None
+        self._seconds["pin"] = max(self._seconds["pin"], time.monotonic() - began)
+        return ticket
+
+    async def _pull(self, stream: AsyncGenerator[TokenChunk, None], ticket: Ticket, target: KvLink) -> TokenChunk:
+        """The first chunk, if it is there in time. Raises Doubt, EngineFault."""
+        began = time.monotonic()
+        first = None
+        try:
+            async with asyncio.timeout(max(ticket.until - began, 0.0)):
+                first = await anext(stream, None)
+        except TimeoutError:
+            pass
+        now = time.monotonic()
+        if now >= ticket.until:
+            await stream.aclose()
+            await target.forget()
+            raise Doubt("slow", f"no token {now - began:.1f} s after the pull was asked for")
+        if first is None:
+            raise EngineFault("the destination's stream ended without a token")
+        self._seconds["pull"] = max(self._seconds["pull"], now - began)
+        self._done["tokens"] += len(ticket.tokens)
+        return first
+
+    async def _unpin(self, ticket: Ticket) -> None:
+        try:
+            await self._source.unpin(ticket)
+        except EngineFault as fault:
+            log.warning("a pin stays until its lease ends: %s", fault)
+
+    def _doubt(self, reason: str, fault: EngineFault | None) -> None:
+        self._doubts[reason] += 1
+        if fault is not None:
+            log.warning("hand-over: computed again (%s): %s", reason, fault)
+
+    async def report(self) -> dict[str, Any]:
+        """{calls, conversations, recomputed, left, tokens, bytes, doubts: {reason: n}, phases: {pin, pull}, seconds}.
+
+        `calls` and `conversations` came with their KV, `recomputed` calls and `left` conversations without; `tokens` and `bytes` of KV went
+        over; a phase's seconds are those of its slowest.
+        """
+        moved = 0
+        for target, before in self._before.items():
+            try:
+                moved += (await target.counters()).since(before).bytes
+            except EngineFault as fault:
+                log.warning("hand-over: the bytes of one destination are not known: %s", fault)
+        counts = {name: self._done[name] for name in ("calls", "conversations", "recomputed", "left", "tokens")}
+        phases = {name: round(seconds, 4) for name, seconds in self._seconds.items()}
+        return {
+            **counts,
+            "bytes": moved,
+            "doubts": dict(self._doubts),
+            "phases": phases,
+            "seconds": round(time.monotonic() - self._began, 4),
+        }

@@ -1,0 +1,52 @@
+"""vLLM's NIXL connector, pausing between two looks of its progress thread; it runs inside vLLM's processes.
+
+Why: that thread never rests, 80-90 % of a core for an idle engine, which a GPU node has to spare and several engines on two cores have not.
+NIXL's bindings know a pause (`pthrDelay`), its Python front sets it to 0; switched off altogether, pulls hang (1.5.1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+from vllm.platforms import current_platform
+
+log = logging.getLogger(__name__)
+
+_PAUSE = 1000
+"""Microseconds."""
+
+
+class PacedNixlConnector(NixlPullConnector):
+    """As `NixlConnector`; on a CPU its progress thread rests."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with paced() if current_platform.is_cpu() else contextlib.nullcontext():
+            super().__init__(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def paced() -> Iterator[None]:
+    """NIXL agents that are made meanwhile get the pause."""
+    from nixl._api import nixl_agent
+
+    bindings: Any = getattr(sys.modules[nixl_agent.__module__], "nixlBind", None)
+    make = getattr(bindings, "nixlAgent", None)
+    if make is None:
+        log.warning("this NIXL can't be paced: its progress thread takes most of a core")
+        yield
+        return
+
+    def made(name: str, config: Any) -> Any:
+        config.pthrDelay = _PAUSE
+        return make(name, config)
+
+    bindings.nixlAgent = made
+    try:
+        yield
+    finally:
+        bindings.nixlAgent = make
