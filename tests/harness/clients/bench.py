@@ -19,6 +19,7 @@ from gyre_hpc.config import Config, check
 from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.executions import programs, sandbox, scoring
 from gyre_hpc.gateway.app import HarnessApi, build_app
+from gyre_hpc.gateway.control import ControlApi
 from gyre_hpc.gateway.ledger import Ledger
 from gyre_hpc.gateway.main import MODEL_NAME, listening, settings_of
 from gyre_hpc.gateway.recorder import Recorder
@@ -33,6 +34,8 @@ from trees.tree import Call, Tree
 
 CELLS = 2
 CAPACITY = 8
+SECRET = "control"
+"""Bearer of the control API."""
 FAULTS = 4
 """Engine faults in a row that the router bears on one call."""
 DEADLINE = 60.0
@@ -177,12 +180,14 @@ async def bench(
     recorder = Recorder(store, renderer, router, settings_of(config), fatal.append)
     ledger = Ledger(store, lambda kind, fields: None)
     seen: list[Seen] = []
-    app = build_app(HarnessApi(recorder, ledger, MODEL_NAME, config.gateway.ping))
+    control = ControlApi(ledger, router, recorder, SECRET, recorder.committer.commit)
+    app = build_app(HarnessApi(recorder, ledger, MODEL_NAME, config.gateway.ping), control.routes())
     app.middlewares.insert(0, _looking(seen))
     async with listening(app, "127.0.0.1", 0, folder) as address:
         try:
             yield Bench(folder, config, script, engines, router, ledger, recorder, address, seen)
         finally:
+            control.stop()
             for task in script.tasks:
                 task.cancel()
             await recorder.close()

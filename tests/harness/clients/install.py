@@ -1,6 +1,6 @@
 """Real clients, pinned, from npm and PyPI into a cache; installed once, whole or not at all.
 
-A client that can't be had because its registry does not answer (and that is not in the cache) skips its tests; tests/skips.txt declares that.
+A client that is not in the cache and whose registry does not answer skips its tests, as tests/skips.txt declares.
 One that its registry knows and that can't be installed is a failure.
 """
 
