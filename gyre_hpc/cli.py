@@ -12,7 +12,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -41,12 +41,7 @@ PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A run direct
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class ExportFormat(StrEnum):
-    """What `gyre trees export` can write."""
-
-    JSONL = "jsonl"
-
-
+Kind = TypeVar("Kind", bound=StrEnum)
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 
 
@@ -289,14 +284,28 @@ def trees_import(
 @trees_app.command("export")
 def trees_export(
     path: PathArgument,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write; replaced if it exists.")],
-    form: Annotated[ExportFormat, typer.Option("--format", help="jsonl: a line an execution.")] = ExportFormat.JSONL,
+    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="The file to write (atif: the folder); replaced if it exists.")],
+    form: Annotated[
+        str,
+        typer.Option("--format", metavar="FORMAT", help="jsonl: a line an execution; parquet: a row a path; atif: a file an execution."),
+    ] = "jsonl",
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="TABLE", help="Parquet: paths (as they are trained on), nodes, calls or executions.")
+    ] = None,
+    jmax: Annotated[
+        int | None, typer.Option("--jmax", min=1, help="Parquet: most paths of an execution; without it every target is in one.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="ATIF: the model whose tokens they are, where no run says it.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write all trees, token by token, for other programs."""
-    from gyre_hpc.report.trees import export
+    from gyre_hpc.exports.exporter import Format, Options, export
+    from gyre_hpc.exports.rows import Table
 
-    found = {"format": form.value, **export(_trees(path), out)}
+    options = Options(_choice(Format, "--format", form), _choice(Table, "--table", table) if table else None, jmax, model)
+    found = export(_trees(path), out, options)
     if as_json:
         _print_json(found)
     else:
@@ -336,6 +345,13 @@ def _trees(path: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"{path} does not exist", "give a run directory, or a folder of trees")
     return folder
+
+
+def _choice(kinds: type[Kind], option: str, value: str) -> Kind:
+    try:
+        return kinds(value)
+    except ValueError:
+        raise ConfigError(f"{option} {value}", f"one of {', '.join(kinds)}") from None
 
 
 def _print_json(value: Any) -> None:

@@ -100,6 +100,10 @@ class TurnRenderer:
         """Sampled tokens as text, without the token that ended the turn."""
         return str(self.tokenizer.decode(self.spoken(tokens), skip_special_tokens=False))
 
+    def shown(self, tokens: Sequence[int]) -> str:
+        """Any tokens as text, control tokens included."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
     def spoken(self, tokens: Sequence[int]) -> list[int]:
         """Sampled tokens without the one that ended the turn."""
         return list(tokens[:-1]) if len(tokens) and tokens[-1] in self.stop_ids else list(tokens)

@@ -1,4 +1,4 @@
-"""`gyre trees ls|show|stats|verify|export` and the drawn tree of the report: thin over the `trees` package.
+"""`gyre trees ls|show|stats|verify` and the drawn tree of the report: thin over the `trees` package.
 
 Everything only reads the store; all of it works while the gateway writes.
 """
@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from gyre_hpc.durable import beside, sync
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.report.svg import TreeNode as Mark
 from trees import stats
 from trees.blocks import count_blocks
-from trees.export import exported
 from trees.reader import locate
 from trees.records import Fate, NodeKind
 from trees.repair import repair
@@ -44,7 +40,7 @@ def statistics(folder: Path) -> dict[str, Any]:
 
     Of imported traces also unique_blocks and expanded_blocks, in blocks of the trace's size.
     """
-    with _user_errors():
+    with user_errors():
         found = stats.stats(folder)
         with StoreReader(locate(folder)) as reader:
             size = reader.header.provenance.get("block_size") if reader.header else None
@@ -53,48 +49,28 @@ def statistics(folder: Path) -> dict[str, Any]:
         return found
 
 
-def export(folder: Path, file: Path) -> dict[str, Any]:
-    """Write every execution as a line of JSON (trees/export.py) into `file`, whole or not at all. ConfigError: no place for a file."""
-    if not file.parent.is_dir() or file.is_dir():
-        raise ConfigError(f"{file} can't be written", "give a file in a folder that exists")
-    partial = beside(file, ".partial")
-    count = 0
-    try:
-        with _user_errors(), StoreReader(locate(folder)) as reader, partial.open("wb") as lines:
-            for execution in exported(reader):
-                lines.write(orjson.dumps(execution, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
-                count += 1
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync(partial)
-    partial.replace(file)
-    sync(file.parent)
-    return {"file": str(file), "executions": count, "bytes": file.stat().st_size}
-
-
 def verification(folder: Path) -> dict[str, Any]:
     """Reads every chunk. `problems` is empty when all is well."""
-    with _user_errors():
+    with user_errors():
         return {"path": str(folder), "problems": verify(folder)}
 
 
 def mending(folder: Path) -> dict[str, Any]:
     """Repairs. `done`: a line for each thing; `lost`: executions that are gone, `heads`: those of which only the end is left."""
-    with _user_errors():
+    with user_errors():
         report = repair(folder)
         return {"path": str(folder), "done": report.done, "lost": report.lost, "heads": report.heads}
 
 
 def list_executions(folder: Path) -> list[dict[str, Any]]:
     """One row an execution, in the order of their ids."""
-    with _user_errors():
+    with user_errors():
         return stats.ls(folder)
 
 
 def describe_execution(folder: Path, execution: str) -> dict[str, Any]:
     """One tree as nodes and calls, without its tokens, and an outline. Raises ConfigError for an unknown execution."""
-    with _user_errors(), StoreReader(locate(folder)) as reader:
+    with user_errors(), StoreReader(locate(folder)) as reader:
         known = reader.executions()
         if not execution.isdigit() or int(execution) not in known:
             span = f"{min(known)} to {max(known)}" if known else "none recorded yet"
@@ -108,7 +84,7 @@ def render_execution(found: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _user_errors() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """The trees package knows nothing of ours: its errors become ours here."""
     try:
         yield
@@ -118,7 +94,7 @@ def _user_errors() -> Iterator[None]:
 
 def draw_most_branched(folder: Path) -> Drawing | None:
     """The ended execution with the most leaves among the newest 200 (ties: more nodes)."""
-    with _user_errors(), StoreReader(folder) as reader:
+    with user_errors(), StoreReader(folder) as reader:
         newest = deque(reader.ends(), maxlen=200)
         if not newest:
             return None

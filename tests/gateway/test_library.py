@@ -28,7 +28,8 @@ TOOL = {
     "input_schema": {"type": "object", "properties": {"command": {"type": "string"}, "n": {"type": "integer"}}},
 }
 CODER = "<tool_call>\n<function=bash>\n<parameter=command>\nls <a>\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
-GLM = "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls <a></arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+_ARGUMENTS = "<arg_key>command</arg_key>\n<arg_value>ls <a></arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n"
+GLM = "<tool_call>bash\n" + _ARGUMENTS + "</tool_call>"
 CALL: Block = {"type": "tool_use", "id": "t_0", "name": "bash", "input": {"command": "ls <a>", "n": 3}}
 
 

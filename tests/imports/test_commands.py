@@ -61,7 +61,8 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("import", tmp_path / "nowhere", "--out", tmp_path / "x"), "is no file; give a JSONL file"),
         (("import", traces), "Missing option '--out'"),
         (("export", store, "--out", tmp_path / "no" / "where"), "can't be written; give a file in a folder that exists"),
-        (("export", store, "--format", "parquet", "--out", tmp_path / "x"), "'parquet'"),
+        (("export", store, "--format", "csv", "--out", tmp_path / "x"), "--format csv; one of jsonl, parquet, atif"),
+        (("export", store, "--format", "atif", "--out", tmp_path / "x"), "whose tokens are synthetic; there is no text to export"),
         (("export", tmp_path, "--out", tmp_path / "x"), "holds no trajectory trees"),
     ):
         assert gyre("trees", *words) in (1, 2)

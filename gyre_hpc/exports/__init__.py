@@ -1,0 +1,1 @@
+"""Trajectory trees for other programs (`gyre trees export`): one module a format."""
