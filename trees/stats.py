@@ -16,6 +16,9 @@ from trees.reader import StoreReader, locate
 from trees.records import NodeKind
 from trees.tree import Tree
 
+DIFFERENCES = ("clean", "retry", "edit", "compaction", "sub-agent", "side-query", "lost-call", "drift", "open")
+"""How a call relates to what was recorded before it; a recorder may know more."""
+
 
 def stats(path: Path) -> dict[str, Any]:
     """Counts of the store at `path` (a store or a run directory). StoreError if there is none."""
@@ -56,6 +59,19 @@ def ls(path: Path) -> list[dict[str, Any]]:
     """One row for each execution, by id."""
     with StoreReader(locate(path)) as reader:
         return [_row(reader.tree(execution, tokens=False)) for execution in reader.executions()]
+
+
+def differences(path: Path) -> list[dict[str, Any]]:
+    """One row for each execution, by id: its calls by how they related to what was recorded, and `open` ones, of which no end was."""
+    rows = []
+    with StoreReader(locate(path)) as reader:
+        for execution in reader.executions():
+            tree = reader.tree(execution, tokens=False)
+            counts = Counter(call.difference if call.fate is not None else "open" for call in tree.calls.values())
+            known = {name: counts[name] for name in DIFFERENCES}
+            others = counts.total() - sum(known.values())
+            rows.append({"execution": execution, "calls": len(tree.calls), **known, "other": others, "incomplete": tree.incomplete})
+    return rows
 
 
 def show(path: Path, execution: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from tests.trees.forests import Play, forests
 from trees.records import NodeKind
-from trees.stats import ls, outline, show, stats
+from trees.stats import differences, ls, outline, show, stats
 from trees.store import StoreReader
 
 
@@ -33,6 +33,13 @@ def test_numbers_agree_with_a_plain_count(tmp_path_factory, turns, seed):
     assert got["sampled_tokens"] == sum(len(n.tokens) for n in model.nodes.values() if n.kind is NodeKind.SAMPLED)
     assert [row["nodes"] for row in ls(directory)] == [len(model.of[e]) for e in sorted(model.of)]
     assert stats(directory) == got
+    rows = differences(directory)
+    assert [row["execution"] for row in rows] == sorted(model.of)
+    assert sum(row["clean"] for row in rows) == over
+    assert sum(row["open"] for row in rows) == len(model.calls) - over
+    assert sum(row["calls"] for row in rows) == len(model.calls)
+    assert not any(row["other"] or row["drift"] for row in rows)
+    assert sum(row["incomplete"] for row in rows) == got["incomplete"]
     found = show(directory, 0)
     assert {row["node"] for row in found["nodes"]} == model.of[0]
     with StoreReader(directory) as reader:
