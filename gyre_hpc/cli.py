@@ -191,6 +191,23 @@ def report(run_dir: RunArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
+def gateway(
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    host: Annotated[str | None, typer.Option("--host", help="Let other machines in, by this name of this one.")] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", metavar="NAME", help="Begin an execution to record by hand; print how.")] = None,
+    harness: Annotated[str, typer.Option("--harness", help="For which program --key prints: claude-code, codex, ...")] = "command",
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live display.")] = False,
+) -> int:
+    """Record alone, before inference servers of others (`upstream.urls`), until Ctrl-C; the same command goes on."""
+    from gyre_hpc.gateway.standalone import run_gateway
+    from gyre_hpc.gateway.trainer import known_harness
+
+    loaded = _load(config, overrides)
+    return run_gateway(loaded, host, key or [], known_harness(harness), sys.stdout.isatty() and not plain)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> int:
     """Check what a run needs on this machine: one line each, with the remedy."""
     from gyre_hpc.doctor import examine, exit_code, render
@@ -229,10 +246,17 @@ def trees_show(
 
 
 @trees_app.command("stats")
-def trees_stats(path: PathArgument, as_json: JsonOption = False) -> None:
+def trees_stats(
+    path: PathArgument,
+    executions: Annotated[bool, typer.Option("--executions", help="How the calls of each execution related to what was there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Executions, nodes, leaves, stored tokens, tokens if every path were expanded, and their ratio."""
-    from gyre_hpc.report.trees import statistics
+    from gyre_hpc.report.trees import differences, statistics
 
+    if executions:
+        _table_or_json(differences(_trees(path)), as_json)
+        return
     found = statistics(_trees(path))
     if as_json:
         _print_json(found)

@@ -68,6 +68,16 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}"
 
     @property
+    def gateway(self) -> Path:
+        """Address and secret of a gateway that runs alone (`gyre gateway`), while it does; mode 0600."""
+        return self.root / "gateway.json"
+
+    @property
+    def gateway_state(self) -> Path:
+        """Its key, from which all its secrets are derived, and the weight version that was declared last; mode 0600."""
+        return self.root / "gateway.state"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.html"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Runtime:
     def write(self, folder: Path) -> Path:
         """Write `runtime.json` atomically, readable by this user only; its path."""
         path = folder / RUNTIME_FILE
-        _replace(path, {**asdict(self), "run_dir": str(self.run_dir)})
+        write_private(path, {**asdict(self), "run_dir": str(self.run_dir)})
         return path
 
     @staticmethod
@@ -64,7 +65,7 @@ class Runtime:
 
 def write_address(folder: Path, address: Address) -> None:
     """The gateway says that it listens."""
-    _replace(folder / GATEWAY_FILE, asdict(address))
+    write_private(folder / GATEWAY_FILE, asdict(address))
 
 
 def read_address(folder: Path) -> Address | None:
@@ -75,7 +76,8 @@ def read_address(folder: Path) -> Address | None:
         return None
 
 
-def _replace(path: Path, fields: dict[str, object]) -> None:
+def write_private(path: Path, fields: Mapping[str, object]) -> None:
+    """Replace a JSON file atomically and durably; only this user can read it (mode 0600)."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
         json.dump(fields, f)

@@ -33,16 +33,27 @@ FREE = (
     "slurm",
     "sweep",
     "checkpoint",
+    "upstream",
+    "gateway.host",
+    "gateway.port",
     "rollout.threads",
     "training.threads",
 )
 
 
-def prepare(config: Config) -> RunPaths:
-    """Create the run directory of `config`, or check that it may continue there. Raises ConfigError."""
+def prepare(config: Config, *, alone: bool = False) -> RunPaths:
+    """Create the run directory of `config`, or check that it may continue there. Raises ConfigError.
+
+    `alone`: for a gateway that records before servers of others (`upstream.urls`); a run has none of those.
+    """
     config = resolve(config)
     paths = RunPaths(config.run_dir)
+    if config.upstream.urls and not alone:
+        raise ConfigError("upstream.urls names servers of others, a run starts its own", "take it out, or record with `gyre gateway`")
     if paths.config.exists():
+        if bool(frozen(paths).upstream.urls) != alone and not _untouched(paths):
+            whose = "gyre run" if alone else "gyre gateway"
+            raise ConfigError(f"{paths.root} was made by `{whose}`", "set run.dir to a new folder")
         _continue(paths, config)
         return paths
     try:

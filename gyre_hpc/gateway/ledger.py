@@ -23,7 +23,7 @@ import hmac
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -185,6 +185,24 @@ class Ledger:
         """All groups with id >= `first`: what is over, and how; `next`: the changes after which come on top of this."""
         groups = [self._entry(g) for group, g in sorted(self._groups.items()) if group >= first]
         return {"groups": groups, "next": self.changes.last}
+
+    @property
+    def next_group(self) -> int:
+        """The first group id that is free."""
+        return max(self._groups, default=-1) + 1
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every execution that lives or has ended, group by group; a lost one is replaced by its successor."""
+        for state in self._groups.values():
+            for index, place in enumerate(state.places):
+                known = {"group": state.record.group, "index": index, "task": state.record.task}
+                if place.live is not None:
+                    seconds = round(self._clock() - self._live[place.live].started, 3)
+                    yield {"execution": place.live, **known, "state": "live", "seconds": seconds}
+                elif place.end is not None:
+                    end = place.end
+                    told = {"reason": end.reason, "score": end.score, "valid": end.valid, "calls": end.calls, "tokens": end.tokens}
+                    yield {"execution": end.execution, **known, "state": "ended", **told, "seconds": round(end.seconds, 3)}
 
     def counts(self) -> dict[str, int]:
         """Executions by state. `lost` counts attempts, the given-up ones excluded."""

@@ -21,9 +21,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 from aiohttp import web
@@ -58,8 +59,34 @@ SUN_PATH = 100
 EVERYWHERE = "0.0.0.0"
 
 
+class Api(Protocol):
+    """What is mounted beside the harness routes."""
+
+    def routes(self) -> list[web.RouteDef]: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a gateway is made of."""
+
+    store: StoreWriter
+    recorder: Recorder
+    router: Router
+    ledger: Ledger
+
+    async def durable(self) -> bool:
+        """All that the ledger did so far is on the disk, then told; whether that was news to readers of the changes."""
+        mark = self.ledger.changes.mark()
+        await self.recorder.committer.commit()
+        return self.ledger.changes.publish(mark)
+
+
 class Gateway:
-    """One attempt's gateway. `run` serves until a signal or a failure."""
+    """One attempt's gateway. `run` serves until a signal or a failure.
+
+    The methods `_make_*`, `_take_over`, `_begun`, `_chores` and `_ending` are where standalone.py differs.
+    """
 
     def __init__(self, paths: RunPaths, attempt: int, config: Config, secret: str, host: str | None = None) -> None:
         self.paths = paths
@@ -96,29 +123,57 @@ class Gateway:
         def on_fork(fields: dict[str, Any]) -> None:
             pump.emit("warning.fork", fields)
 
-        router = Router()
+        router = await self._make_router(renderer)
         recorder = Recorder(store, renderer, router, settings_of(self.config), self._on_fatal, on_fork, parsers)
-        ledger = Ledger(store, pump.emit, self.config.gateway.retries, self.config.run.seed)
-        await self._recover(ledger, recorder)
-        control = ControlApi(ledger, router, recorder, self._secret, recorder.committer.commit)
-        harness = HarnessApi(recorder, ledger, MODEL_NAME, self.config.gateway.ping)
-        async with listening(build_app(harness, control.routes()), self._host, self.config.gateway.port, self.paths.root) as address:
-            write_address(self.paths.runtime(self.attempt), address)
+        parts = Parts(store, recorder, router, self._make_ledger(store, pump))
+        await self._recover(parts)
+        api = self._make_api(parts)
+        harness = HarnessApi(recorder, parts.ledger, MODEL_NAME, self.config.gateway.ping)
+        async with listening(build_app(harness, api.routes()), self._host, self.config.gateway.port, self.paths.root) as address:
             log.info("listening on %s and %s", address.url, address.socket)
-            sealing = asyncio.create_task(self._seal_now_and_then(store, ledger))
+            await self._begun(parts, address)
+            beside = [asyncio.create_task(chore) for chore in (self._seal_now_and_then(store, parts.ledger), *self._chores(parts))]
             try:
                 await self._stop.wait()
                 await asyncio.sleep(LAST_WORDS if self._fatal else 0.0)
             finally:
-                control.stop()
-                sealing.cancel()
-                await asyncio.wait([sealing])
+                api.stop()
+                for chore in beside:
+                    chore.cancel()
+                await asyncio.wait(beside)
+                if self._fatal is None:
+                    await self._ending(parts)
                 await recorder.close()
                 await router.aclose()
         if self._fatal is None:
             await asyncio.to_thread(store.seal)
 
-    async def _recover(self, ledger: Ledger, recorder: Recorder) -> None:
+    async def _make_router(self, renderer: TurnRenderer) -> Router:
+        return Router()
+
+    def _make_ledger(self, store: StoreWriter, pump: EventPump) -> Ledger:
+        return Ledger(store, pump.emit, self.config.gateway.retries, self.config.run.seed)
+
+    def _make_api(self, parts: Parts) -> Api:
+        return ControlApi(parts.ledger, parts.router, parts.recorder, self._secret, parts.recorder.committer.commit)
+
+    def _take_over(self, kept: StoreReader, told: list[int], parts: Parts) -> None:
+        """What the last gateway left: executions that were live are lost."""
+        lost = parts.ledger.recover(kept, told)
+        log.info("recovered %s; %d executions were live and are tried again", parts.ledger.counts(), len(lost))
+
+    async def _begun(self, parts: Parts, address: Address) -> None:
+        """It listens."""
+        write_address(self.paths.runtime(self.attempt), address)
+
+    def _chores(self, parts: Parts) -> list[Coroutine[Any, Any, None]]:
+        """What goes on beside it until it stops."""
+        return []
+
+    async def _ending(self, parts: Parts) -> None:
+        """It was asked to stop, and calls may be in flight."""
+
+    async def _recover(self, parts: Parts) -> None:
         told = [int(event["execution"]) for event in read_events(self.paths.events) if event["kind"] == "execution.end"]
         with StoreReader(self.paths.trees) as kept:
             over = kept.ends()
@@ -128,11 +183,8 @@ class Gateway:
                     f"{self.paths.trees} lacks {len(gone)} executions that events.jsonl tells of, the first is {gone[0]}",
                     "restore trees/ from a copy, or set run.dir to a new folder",
                 )
-            lost = ledger.recover(kept, told)
-        mark = ledger.changes.mark()
-        await recorder.committer.commit()
-        ledger.changes.publish(mark)
-        log.info("recovered %s; %d executions were live and are tried again", ledger.counts(), len(lost))
+            self._take_over(kept, told, parts)
+        await parts.durable()
 
     async def _seal_now_and_then(self, store: StoreWriter, ledger: Ledger) -> None:
         sealed = _over(ledger)
@@ -156,6 +208,10 @@ class Gateway:
             if self._fatal is None:
                 raise stopped_by(error) from None
             log.warning("closing the store: %s", error)
+
+    def stop(self) -> None:
+        """End in order, as if a signal had come."""
+        self._stop.set()
 
     def _on_fatal(self, error: Exception) -> None:
         if self._fatal is None:
@@ -238,7 +294,7 @@ def main(argv: list[str] | None = None) -> int:
         if not secret:
             raise GyreError(f"{SECRET_VARIABLE} is not set", "this program is started by `gyre run`")
         config = load(paths.config)
-        _prepare_process()
+        prepare_process()
         uvloop.run(_run(paths, arguments.attempt, config, secret, arguments.host))
     except Exception as raised:
         error = stopped_by(raised) if isinstance(raised, StoreError) else raised
@@ -255,7 +311,7 @@ async def _run(paths: RunPaths, attempt: int, config: Config, secret: str, host:
     await Gateway(paths, attempt, config, secret, host).run()
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     """Room for a connection per execution, and no long pauses for garbage."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -49,6 +49,12 @@ def statistics(folder: Path) -> dict[str, Any]:
         return found
 
 
+def differences(folder: Path) -> list[dict[str, Any]]:
+    """Of every execution: how its calls related to what was recorded."""
+    with user_errors():
+        return stats.differences(folder)
+
+
 def verification(folder: Path) -> dict[str, Any]:
     """Reads every chunk. `problems` is empty when all is well."""
     with user_errors():
