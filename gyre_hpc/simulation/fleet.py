@@ -18,7 +18,7 @@ from collections.abc import Iterable
 class Execution:
     """One execution; `left` is its work while it waits, `ends` the engine's clock at its end while it runs."""
 
-    __slots__ = ("deadline", "ends", "engine", "group", "left", "number", "work")
+    __slots__ = ("began", "deadline", "ends", "engine", "group", "left", "number", "work")
 
     def __init__(self, number: int, group: int, work: float) -> None:
         self.number = number
@@ -26,6 +26,8 @@ class Execution:
         self.work = self.left = work
         self.ends = 0.0
         self.engine = -1
+        self.began = -1.0
+        """When it started for the first time; negative before."""
         self.deadline = -1.0
         """Wall clock at which its budget is over; negative until it starts for the first time."""
 
@@ -149,7 +151,8 @@ class Fleet:
             engine.since = now
             self._changed(engine)
         for execution in everything:
-            execution.left, execution.engine, execution.deadline = execution.work, -1, -1.0
+            execution.left, execution.engine = execution.work, -1
+            execution.began = execution.deadline = -1.0
         self.queue = deque(sorted(everything, key=lambda e: e.number))
         self.live = 0
 
@@ -167,6 +170,8 @@ class Fleet:
 
     def _start(self, engine: Engine, execution: Execution, now: float) -> None:
         self._advance(engine, now)
+        if execution.began < 0:
+            execution.began = now
         execution.engine = engine.index
         execution.ends = engine.clock + execution.left
         engine.running[execution.number] = execution

@@ -59,6 +59,8 @@ class Group:
     finished: int = 0
     valid: int = 0
     complete: bool = False
+    longest: float = 0.0
+    """Seconds of its slowest execution so far."""
 
 
 def simulate(scenario: Scenario, seed: int = 0, record: bool = False) -> Outcome:
@@ -149,10 +151,13 @@ class Simulation:
         group = self.groups[number]
         group.finished += 1
         group.valid += valid
-        self.recorder.executions += 1
+        seconds = self.now - execution.began
+        group.longest = max(group.longest, seconds)
+        self.recorder.execution(seconds)
         self._tell(ExecutionFinished(number))
         if group.finished == group.size:
             group.complete = True
+            self.recorder.query(group.longest)
             self._tell(GroupComplete(number, group.valid))
 
     def _all_computed(self) -> None:

@@ -38,6 +38,10 @@ class Outcome:
     """Mean over the trained groups."""
     staleness_max: int
     executions: int
+    execution_mean: float
+    """Seconds on an engine."""
+    query_mean: float
+    """Seconds of the slowest execution of a group."""
     cut: int
     """Executions that a time limit ended."""
     transfers: int
@@ -62,6 +66,8 @@ class Recorder:
         self._slot_seconds = 0.0
         self._open_slot_seconds = 0.0
         self._since = 0.0
+        self._seconds = self._query_seconds = 0.0
+        self._queries = 0
         self._steps: list[float] = []
         self._stale: list[int] = []
         self._faults = 0
@@ -79,6 +85,16 @@ class Recorder:
             self._since = now
             if self._record:
                 self._load.append((now, fleet.live + len(fleet.queue)))
+
+    def execution(self, seconds: float) -> None:
+        """One is over, after so many seconds."""
+        self.executions += 1
+        self._seconds += seconds
+
+    def query(self, seconds: float) -> None:
+        """A group is complete; its slowest execution took so long."""
+        self._queries += 1
+        self._query_seconds += seconds
 
     def role(self, cell: int, state: str, now: float) -> None:
         """A cell's state changes."""
@@ -128,6 +144,8 @@ class Recorder:
             staleness=sum(self._stale) / max(1, len(self._stale)),
             staleness_max=max(self._stale, default=0),
             executions=self.executions,
+            execution_mean=self._seconds / max(1, self.executions),
+            query_mean=self._query_seconds / max(1, self._queries),
             cut=self.cut,
             transfers=self.transfers,
             moved=fleet.moved,
