@@ -34,6 +34,8 @@ class Live:
     calls: int = 0
     tokens: int = 0
     warnings: int = 0
+    faulted: bool = False
+    """The last call that was not cancelled broke on our side."""
     history: History = field(default_factory=History)
     streams: dict[bytes, CallStream] = field(default_factory=dict)
     """By the request's digest: calls in flight, and the last that are over."""

@@ -142,6 +142,11 @@ class Recorder:
         live = self._live.get(execution)
         return (live.calls, live.tokens) if live else (0, 0)
 
+    def faulted(self, execution: int) -> bool:
+        """Whether the last call of a live execution broke on our side, and none was answered after it."""
+        live = self._live.get(execution)
+        return live is not None and live.faulted
+
     def open(self, execution: int, request: CallRequest) -> CallStream:
         """The stream of a call: a new one, or that of a byte-identical call in flight or finished. The caller must `follow` and `leave`."""
         if self._fatal is not None:
@@ -352,6 +357,7 @@ class Recorder:
             await asyncio.to_thread(turn.read)
         answer = self._answer(live, request, prompt, turn, sampled) if fate is Fate.DELIVERED else None
         await self.committer.commit()
+        live.faulted = fate is Fate.BROKEN or (live.faulted and fate is Fate.CANCELLED)
         live.tokens += len(turn.tokens)
         self.sampled_tokens += len(turn.tokens)
         if answer is None:
