@@ -19,6 +19,9 @@ from gyre_hpc.gateway.ledger import NODE, UNDELIVERED, Ledger
 from trees.records import Group
 
 LONGEST_POLL = 60.0
+FAULT = "fault"
+_BY_ITSELF = frozenset({"finished", "exit"})
+"""Reasons of an end that a harness comes to by itself."""
 
 
 class Routes(Protocol):
@@ -32,8 +35,9 @@ class Routes(Protocol):
 
 
 class Calls(Protocol):
-    """What it needs of the recorder: end an execution's calls and say (calls, tokens)."""
+    """What it needs of the recorder: end an execution's calls and say (calls, tokens); whether its last call broke on our side."""
 
+    def faulted(self, execution: int) -> bool: ...
     async def finish(self, execution: int) -> tuple[int, int]: ...
 
 
@@ -159,8 +163,12 @@ class ControlApi:
 
     async def end(self, request: web.Request) -> web.Response:
         execution, body = _execution(request), await read_body(request, _End)
+        ours = body.reason in _BY_ITSELF and self._calls.faulted(execution)
         calls, tokens = await self._release(execution)
-        taken = self._ledger.end(execution, body.reason, body.score, body.valid, body.seconds, body.detail, calls, tokens)
+        if ours:  # most harnesses can't say why they gave up, and some end with 0
+            taken = self._ledger.lost(execution, FAULT, f"{body.reason} behind a call that broke: {body.detail}", calls, tokens)
+        else:
+            taken = self._ledger.end(execution, body.reason, body.score, body.valid, body.seconds, body.detail, calls, tokens)
         await self._durable()
         return json_answer({"accepted": taken, "calls": calls, "tokens": tokens})
 

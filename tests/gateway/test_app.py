@@ -197,8 +197,10 @@ async def test_a_broken_stream_ends_with_a_reset(made: Bench, url: str, http: ai
     assert b"message_stop" not in received
     async with http.post(f"{url}/x/s0/v1/messages", json=body()) as answer:
         assert answer.status == 500
+    assert made.recorder.faulted(0)
     async with http.post(f"{url}/x/s0/v1/messages", json=body(stream=True)) as answer:
         assert b"message_stop" in await answer.read()
+    assert not made.recorder.faulted(0)
     assert [call.fate for call in made.tree().calls.values()] == [Fate.BROKEN, Fate.BROKEN, Fate.DELIVERED]
 
 

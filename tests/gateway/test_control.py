@@ -20,6 +20,7 @@ from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.gateway.control import ControlApi, add_control_routes
 from gyre_hpc.gateway.ledger import Ledger
 from gyre_hpc.gateway.pump import EventPump
+from trees.records import Group
 from trees.store import StoreWriter
 
 SECRET = "the-secret"
@@ -57,6 +58,12 @@ class FakeRouter:
 class FakeCalls:
     """In place of the recorder: every execution made three calls."""
 
+    def __init__(self) -> None:
+        self.broken: set[int] = set()
+
+    def faulted(self, execution: int) -> bool:
+        return execution in self.broken
+
     async def finish(self, execution: int) -> tuple[int, int]:
         await asyncio.sleep(0)
         return 3, 30
@@ -76,7 +83,8 @@ class Gateway:
         self.hold.set()
         self.broken: Exception | None = None
         app = web.Application()
-        self.api: ControlApi = add_control_routes(app, self.ledger, self.router, FakeCalls(), SECRET, self.commit)
+        self.calls = FakeCalls()
+        self.api: ControlApi = add_control_routes(app, self.ledger, self.router, self.calls, SECRET, self.commit)
         self.server = TestServer(app)
 
     async def commit(self) -> None:
@@ -208,6 +216,20 @@ async def test_what_was_begun_goes_on_when_its_client_goes_away(tmp_path: Path) 
         async with asyncio.timeout(5):
             while [change["kind"] for change in gate.ledger.changes.after(0)][2:] != ["ended"]:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("exit", "lost"), ("finished", "lost"), ("timeout", "ended")])
+async def test_an_end_behind_a_call_that_broke_is_ours(tmp_path: Path, reason: str, kind: str) -> None:
+    """A harness that gives up because of us is never scored; one whose time was over had it."""
+    async with gateway(tmp_path) as gate:
+        gate.ledger.dispatch([Group(0, "t", 1, 0, 0)])
+        given = gate.ledger.work("n", 1)[0]["execution"]
+        gate.calls.broken.add(given)
+        body = {"reason": reason, "score": 0.0, "valid": True, "seconds": 1.0, "detail": "API error"}
+        assert (await post(gate, f"/control/executions/{given}/end", body))[0] == 200
+        last = next(change for change in gate.ledger.changes.after(0) if change["kind"] in ("ended", "lost"))
+        assert last["kind"] == kind
+        assert kind == "ended" or last["reason"] == "fault"
 
 
 async def test_nodes_that_wait_share_a_dispatch(tmp_path: Path) -> None:
