@@ -1,5 +1,6 @@
 """Bytes that nobody wrote: readers say so or read what was written, and never crash, hang or believe another value."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -107,6 +108,13 @@ def test_a_segment_of_other_bytes_reads_as_it_was_written_or_not_at_all(store, d
         assert bool(verify(store)) == (damaged != good)
 
 
+def problems_of(directory):
+    try:
+        return verify(directory)
+    except StoreError as error:
+        return [error.what]
+
+
 def test_verify_finds_a_flip_in_every_region_of_both_files(store):
     assert verify(store) == []
     rng = random.Random(int(os.environ.get("GYRE_TEST_SEED", "0")))
@@ -118,10 +126,7 @@ def test_verify_finds_a_flip_in_every_region_of_both_files(store):
             at = min(first + rng.randrange(step), len(good[:used]) - 1)
             flipped = good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :]
             with Damaged(store / name, flipped):
-                try:
-                    assert verify(store), f"{name}: a flip of byte {at} was not found"
-                except StoreError as error:
-                    assert "header" in error.what
+                assert problems_of(store), f"{name}: a flip of byte {at} was not found"
 
 
 @given(st.data())
@@ -170,10 +175,8 @@ def test_whatever_was_done_to_a_store_repair_makes_it_whole_and_true(tmp_path_fa
 @settings(deadline=None)
 def test_a_payload_that_means_nothing_is_refused(payload):
     for refusing in (lambda: list(decode(payload)), lambda: Header.decode(payload)):
-        try:
+        with contextlib.suppress(StoreError):
             refusing()
-        except StoreError:
-            pass
 
 
 @given(forest=st.data(), seed=st.integers(0, 99))
@@ -203,9 +206,10 @@ ANY_JSON = st.recursive(
 @settings(deadline=None)
 def test_a_header_with_other_fields_is_refused_in_one_line(changes, schema):
     fields = {**json.loads(Header(3).encode()), **changes, "schema": schema}
+    refusal, header = "", Header(0)
     try:
         header = Header.decode(json.dumps(fields).encode())
     except StoreError as error:
-        assert "\n" not in str(error)
-    else:
-        assert isinstance(header.segments, tuple)
+        refusal = str(error)
+    assert "\n" not in refusal
+    assert isinstance(header.segments, tuple)
