@@ -24,6 +24,7 @@ import aiohttp
 import uvloop
 
 from gyre_hpc.config import Config
+from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.driver.runlock import RENEW, RunLock
 from gyre_hpc.engines.probe import Wanted, examine
@@ -42,7 +43,7 @@ from gyre_hpc.gateway.router import Router
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.trainer import TrainerApi
 from gyre_hpc.paths import RunPaths
-from gyre_hpc.report.recording import Screen
+from gyre_hpc.report.recording import Rate, Screen
 from gyre_hpc.runtime import Address, write_private
 from trees.errors import StoreError
 from trees.store import StoreReader, StoreWriter
@@ -134,9 +135,23 @@ class Standalone(Gateway):
 
     def _chores(self, parts: Parts) -> list[Coroutine[Any, Any, None]]:
         upstream = self.config.upstream
-        if not upstream.version_path:
-            return []
-        return [self._follow_version(number, url) for number, url in enumerate(upstream.urls)]
+        servers = enumerate(upstream.urls) if upstream.version_path else ()
+        return [self._write_live(), *(self._follow_version(number, url) for number, url in servers)]
+
+    async def _write_live(self) -> None:
+        """For `gyre status`."""
+        file, rate, failing = LiveFile(self.paths.live), Rate(), False
+        while True:
+            now = self.counts
+            executions = {name: now[name] for name in ("queued", "live", "finished", "lost")}
+            calls = {name: now[name] for name in ("in_flight", "held")}
+            tokens = round(rate.of(int(now["tokens"]), time.monotonic()), 1)
+            told = {"attempt": self.attempt, "version": now["version"], "roles": [], "tokens_per_second": tokens}
+            error = file.write({**told, "executions": executions, "calls": calls})
+            if error is not None and not failing:
+                log.warning("%s: %s", self.paths.live, error)
+            failing = error is not None
+            await asyncio.sleep(file.period)
 
     async def _follow_version(self, number: int, url: str) -> None:
         """Which weights a server has, from itself."""

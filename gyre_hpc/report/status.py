@@ -25,12 +25,13 @@ def collect(paths: RunPaths) -> dict[str, Any]:
     live = read_live(paths.live)
     fresh = live is not None and time.time() - float(live["t"]) < STALE and not summary.ended
     last = summary.steps[-1] if summary.steps else {}
+    config = load(paths.config)
     return {
         "run": str(paths.root),
         "state": summary.ended or ("running" if fresh else "starting" if not summary.steps and not live else "no sign of life"),
         "attempt": len(summary.attempts),
         "step": summary.step,
-        "steps": load(paths.config).run.steps,
+        "steps": 0 if config.upstream.urls else config.run.steps,
         "score_first": summary.steps[0]["score_mean"] if summary.steps else None,
         "score_last": last.get("score_mean"),
         "loss": last.get("loss"),
@@ -51,9 +52,8 @@ def collect(paths: RunPaths) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """A few lines for a terminal or `tail`."""
-    lines = [
-        f"{found['run']}: {found['state']}, step {found['step']} of {found['steps']}, attempt {found['attempt']}, {found['seconds']:.0f} s"
-    ]
+    steps = f"step {found['step']} of {found['steps']}" if found["steps"] else "recording alone"
+    lines = [f"{found['run']}: {found['state']}, {steps}, attempt {found['attempt']}, {found['seconds']:.0f} s"]
     if found["score_last"] is not None:
         lines.append(
             f"score {found['score_first']:.3f} -> {found['score_last']:.3f}, loss {found['loss']:.4f}, "
@@ -61,14 +61,16 @@ def render(found: dict[str, Any]) -> str:
         )
     endings = ", ".join(f"{count} {reason}" for reason, count in found["endings"].items()) or "none yet"
     lines.append(f"executions: {endings}; lost and tried again: {found['lost']}; {found['tokens']} tokens")
-    lines.append(f"transfers: {found['transfers']}, {found['transfers_while_live']} of them while executions were live")
+    if found["steps"]:
+        lines.append(f"transfers: {found['transfers']}, {found['transfers_while_live']} of them while executions were live")
     if found["warnings"]:
         lines.append(f"warnings: {found['warnings']} forks of histories that nothing explains (warning.fork in events.jsonl)")
     live = found["live"]
     if live:
         roles = " ".join(f"{cell}:{role}" for cell, role in enumerate(live["roles"]))
         counts = live["executions"]
-        lines.append(f"cells {roles}; {counts['live']} live, {counts['queued']} queued; {live['tokens_per_second']:.0f} tokens/s")
+        cells = f"cells {roles}; " if roles else ""
+        lines.append(f"{cells}{counts['live']} live, {counts['queued']} queued; {live['tokens_per_second']:.0f} tokens/s")
     if found["failure"] and found["state"] not in ("running", "done"):
         lines.append(f"last failure: {found['failure']}; {found['remedy']}")
     return "\n".join(lines)

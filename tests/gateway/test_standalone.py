@@ -29,6 +29,7 @@ from gyre_hpc.events import read_events
 from gyre_hpc.gateway.standalone import run_gateway
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.paths import RunPaths
+from gyre_hpc.report.status import collect, render
 from tests.gateway.endpoint import Endpoint, endpoint, logprob
 from tests.gateway.fakes import tool_call
 from trees.records import Fate, Group
@@ -157,8 +158,10 @@ async def test_all_dialects_are_recorded_and_a_trainer_reads_what_was_sampled(co
         assert [row["score"] for row in await running.api("/api/executions?state=ended")] == [0.0, 0.5, 1.0]
         assert (await running.api(f"/api/executions/{third['execution']}"))["reason"] == "finished"
         assert (await running.api("/api/status"))["finished"] == 3
+        assert "running, recording alone, attempt 1" in render(collect(running.paths))
         code, out, _ = await running.stop()
     assert code == 0
+    assert "executions: 3 finished" in render(collect(running.paths))
     assert f"gateway at {running.address['url']} before {server.url}" in out
     assert not running.paths.gateway.exists()
     assert [path.name for path in running.paths.trees.glob("*.h5")] == ["segment-000001.h5"]
