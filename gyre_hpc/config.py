@@ -7,6 +7,7 @@ Invariants: a `Config` is complete (every default filled in) and immutable; what
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -127,6 +128,8 @@ class RolloutSection(_Section):
     """Inference engines and how they sample."""
 
     engine: Literal["torch", "vllm"] = "torch"
+    handover: Literal["recompute", "nixl"] = "recompute"
+    """How the KV of conversations gets to another engine when a cell leaves rollout."""
     capacity: Positive = 64
     """Executions that one cell's engine can hold at once."""
     temperature: Annotated[float, Field(ge=0.0)] = 1.0
@@ -367,6 +370,7 @@ def _cross_check(config: Config, origin: str) -> None:
             f"{origin}: rollout.{cuts[0]} = {getattr(config.rollout, cuts[0])} with rollout.engine = vllm",
             "vLLM gives log-probs after the cut, which can't be trained on: take it out, or use rollout.engine = torch",
         )
+    _cross_check_handover(config.rollout, origin)
     _cross_check_harness(config.harness, origin)
     relative = [path for path in config.harness.binds if not Path(path).is_absolute()]
     if relative:
@@ -381,6 +385,21 @@ def _cross_check(config: Config, origin: str) -> None:
         raise ConfigError(
             f"{origin}: schedule.staleness_bound = {bound} can't be kept in bursts of schedule.mu = {mu} steps",
             f"{mu - 1} or more, or a smaller mu",
+        )
+
+
+def _cross_check_handover(rollout: RolloutSection, origin: str) -> None:
+    """NIXL is for those who ask for it: nobody else needs it installed."""
+    if rollout.handover != "nixl":
+        return
+    if rollout.engine != "vllm":
+        raise ConfigError(
+            f"{origin}: rollout.handover = nixl with rollout.engine = {rollout.engine}",
+            "rollout.engine = vllm, or rollout.handover = recompute",
+        )
+    if importlib.util.find_spec("nixl") is None:
+        raise ConfigError(
+            f"{origin}: rollout.handover = nixl, but NIXL is not installed", "pip install nixl, or rollout.handover = recompute"
         )
 
 

@@ -321,6 +321,7 @@ class Controller:
             moved=moved.get("moved", 0),
             held=moved.get("held", 0),
             live=status.get("live", 0),
+            **({"handover": moved["handover"]} if "handover" in moved else {}),
         )
         return [TransferDone(cell, to)]
 
@@ -388,7 +389,7 @@ class Controller:
         exported = time.monotonic()
         serving = tuple(cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
         for cell in serving:
-            yield from self._call(partial(self.client.close_route, cell, deadline))
+            yield from self._call(partial(self.client.close_route, cell, deadline, hand_over=False))
         closed = time.monotonic()
         yield from self._agree(Update(version, str(directory), serving), f"update to version {version}", deadline)
         yield from self._open_routes(serving)

@@ -150,6 +150,7 @@ def _start_engine(config: Config, paths: RunPaths, runtime: Runtime, layout: Lay
         dtype=config.model.dtype,
         threads=config.rollout.threads,
         options=config.rollout.options,
+        handover=config.rollout.handover,
     )
     return ThreadPoolExecutor(1, thread_name_prefix="engine").submit(start_engine, spec, config.deadlines.start)
 

@@ -12,17 +12,18 @@ Invariants:
   delivered, and the destination forgets what it cached;
 - the source frees nothing before the destination has acknowledged (its first token) or the lease is over; a pin that surely nobody pulls is
   given back at once;
-- phases in order, each with a deadline and an undo: pin (undo: unpin), pull (undo: cancel, forget, recompute).
+- phases in order, each with a deadline and an undo: pin (undo: unpin), pull (undo: cancel, forget, unpin, recompute).
 Time is `time.monotonic`, seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -33,6 +34,10 @@ log = logging.getLogger(__name__)
 RECOMPUTE, NIXL = "recompute", "nixl"
 _AT_ONCE = 8
 """Waiting conversations that are brought over at the same time; calls in flight all go at once."""
+_CANCELLED = 1.0
+"""Seconds after which a call that was cancelled has surely left its engine (measured: 0.06)."""
+_ANSWER = 5.0
+"""Seconds for what is only asked for the record, and for undoing at the end."""
 
 
 class Doubt(EngineFault):
@@ -119,25 +124,28 @@ class Departure:
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._began = time.monotonic()
         self._before: dict[KvLink, Counters] = {}
+        self._counting = asyncio.Lock()
+        self._undoing: set[asyncio.Task[None]] = set()
         self._doubts: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
         self._seconds = {"pin": 0.0, "pull": 0.0}
 
-    async def stream(
-        self, client: EngineClient, target: KvLink | None, request: GenerateRequest, arrived: Callable[[], None]
-    ) -> AsyncGenerator[TokenChunk, None]:
-        """A call that goes on at `client`, with its KV from the source if that is certain. `arrived` is called at its first chunk."""
+    @property
+    def patience(self) -> float:
+        """Seconds after which whatever is not there yet is given up: a pin and a pull, and some more that had to queue."""
+        return 2.0 * self._source.patience
+
+    async def stream(self, client: EngineClient, target: KvLink | None, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """A call that goes on at `client`, with its KV from the source if that is certain."""
         begun = await self._begin(client, target, request)
         self._done["recomputed" if begun is None else "calls"] += 1
         stream = client.generate(request) if begun is None else begun[0]
         try:
             if begun is not None:
-                arrived()
                 yield begun[1]
                 if begun[1].finish is not None:
                     return
             async for chunk in stream:
-                arrived()
                 yield chunk
         finally:
             await stream.aclose()
@@ -161,22 +169,22 @@ class Departure:
             return None
         stream = client.generate(replace(request, ticket=ticket))
         try:
-            return stream, await self._pull(stream, ticket, target)
+            return stream, await self._pull(stream, ticket)
         except EngineFault as fault:
             await stream.aclose()
             self._doubt(fault.reason if isinstance(fault, Doubt) else "destination", fault)
-            if isinstance(fault, Doubt) and fault.reason != "slow":  # refused before the destination saw it: surely nobody pulls
-                await self._unpin(ticket)
+            await self._take_back(ticket, target, refused=isinstance(fault, Doubt) and fault.reason != "slow")
             return None
 
     async def _pin(self, target: KvLink | None, tokens: Sequence[int]) -> Ticket | None:
         if target is None or self.over:
             self._doubt("over" if self.over else "unable", None)
             return None
-        began = time.monotonic()
         try:
-            if target not in self._before:
-                self._before[target] = await target.counters()
+            async with self._counting:
+                if target not in self._before:
+                    self._before[target] = await target.counters()
+            began = time.monotonic()
             async with asyncio.timeout(self._source.patience):
                 ticket = await self._source.pin(tokens)
         except TimeoutError:
@@ -188,19 +196,15 @@ class Departure:
         self._seconds["pin"] = max(self._seconds["pin"], time.monotonic() - began)
         return ticket
 
-    async def _pull(self, stream: AsyncGenerator[TokenChunk, None], ticket: Ticket, target: KvLink) -> TokenChunk:
+    async def _pull(self, stream: AsyncGenerator[TokenChunk, None], ticket: Ticket) -> TokenChunk:
         """The first chunk, if it is there in time. Raises Doubt, EngineFault."""
         began = time.monotonic()
         first = None
-        try:
+        with contextlib.suppress(TimeoutError):  # the clock decides, below
             async with asyncio.timeout(max(ticket.until - began, 0.0)):
                 first = await anext(stream, None)
-        except TimeoutError:
-            pass
         now = time.monotonic()
         if now >= ticket.until:
-            await stream.aclose()
-            await target.forget()
             raise Doubt("slow", f"no token {now - began:.1f} s after the pull was asked for")
         if first is None:
             raise EngineFault("the destination's stream ended without a token")
@@ -208,28 +212,46 @@ class Departure:
         self._done["tokens"] += len(ticket.tokens)
         return first
 
-    async def _unpin(self, ticket: Ticket) -> None:
+    async def _take_back(self, ticket: Ticket, target: KvLink, refused: bool) -> None:
+        """Undo a pull that failed. `refused`: the destination never began it; else what it caches must not be found."""
+        if not refused:
+            try:
+                await target.forget()
+            except EngineFault as fault:
+                log.warning("hand-over: a pin stays until its lease ends, the destination may be pulling: %s", fault)
+                return
+        undoing = asyncio.get_running_loop().create_task(self._unpin(ticket, 0.0 if refused else _CANCELLED))
+        self._undoing.add(undoing)
+        undoing.add_done_callback(self._undoing.discard)
+
+    async def _unpin(self, ticket: Ticket, after: float) -> None:
+        await asyncio.sleep(after)
         try:
             await self._source.unpin(ticket)
         except EngineFault as fault:
-            log.warning("a pin stays until its lease ends: %s", fault)
+            log.warning("hand-over: a pin stays until its lease ends: %s", fault)
 
     def _doubt(self, reason: str, fault: EngineFault | None) -> None:
         self._doubts[reason] += 1
         if fault is not None:
             log.warning("hand-over: computed again (%s): %s", reason, fault)
 
-    async def report(self) -> dict[str, Any]:
-        """{calls, conversations, recomputed, left, tokens, bytes, doubts: {reason: n}, phases: {pin, pull}, seconds}.
+    async def end(self) -> dict[str, Any]:
+        """Begin nothing more, finish undoing, and say how it went.
 
-        `calls` and `conversations` came with their KV, `recomputed` calls and `left` conversations without; `tokens` and `bytes` of KV went
-        over; a phase's seconds are those of its slowest.
+        {calls, conversations, recomputed, left, tokens, bytes, doubts: {reason: n}, phases: {pin, pull}, seconds}: `calls` and
+        `conversations` came with their KV, `recomputed` calls and `left` conversations without; `tokens` and `bytes` of KV went over; a
+        phase's seconds are those of its slowest.
         """
+        self.over = True
+        if self._undoing:
+            await asyncio.wait(self._undoing, timeout=_ANSWER)
         moved = 0
         for target, before in self._before.items():
             try:
-                moved += (await target.counters()).since(before).bytes
-            except EngineFault as fault:
+                async with asyncio.timeout(_ANSWER):
+                    moved += (await target.counters()).since(before).bytes
+            except (EngineFault, TimeoutError) as fault:
                 log.warning("hand-over: the bytes of one destination are not known: %s", fault)
         counts = {name: self._done[name] for name in ("calls", "conversations", "recomputed", "left", "tokens")}
         phases = {name: round(seconds, 4) for name, seconds in self._seconds.items()}

@@ -12,7 +12,6 @@ NIXL's side channel has no secret: it belongs on a network where only the job's 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -39,15 +38,8 @@ _UNPIN_PAUSE = 0.05
 _SOURCES = {"local_compute": "computed", "local_cache_hit": "cached", "external_kv_transfer": "pulled"}
 
 
-def require() -> None:
-    """Raises ConfigError where NIXL is not installed; imports nothing."""
-    if importlib.util.find_spec("nixl") is None:
-        raise ConfigError("rollout.handover = nixl, but NIXL is not installed", "pip install nixl==1.5.1, or rollout.handover = recompute")
-
-
 def options(given: Mapping[str, object], cpu: bool, lease: int = LEASE) -> dict[str, object]:
     """What the server's command line needs beside the options `given`. Raises ConfigError."""
-    require()
     if _OPTION in given:
         raise ConfigError(f"rollout.options.{_OPTION} with rollout.handover = nixl", "take one of the two out")
     block = given.get("block-size", SMALLEST_BLOCK)
@@ -91,7 +83,7 @@ class NixlLink:
             tokens,
             {"sampling_params": sampling, "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}},
         )
-        headers, data = await self._post("inference/v1/generate", body)
+        headers, data = await self._ask("POST", "inference/v1/generate", body)
         params = orjson.loads(data).get("kv_transfer_params")
         if not params or not params.get("remote_block_ids") or not params.get("do_remote_prefill"):
             raise Doubt("pin", "the source pinned nothing")
@@ -105,37 +97,29 @@ class NixlLink:
         """The worker hears of a pin with the engine's next pass, so this may come before."""
         body = orjson.dumps({"method": "gyre_unpin", "args": [ticket.params["remote_request_id"]], "timeout": self.patience})
         for _ in range(_UNPIN_TRIES):
-            _, data = await self._post("collective_rpc", body)
+            _, data = await self._ask("POST", "collective_rpc", body)
             if any(orjson.loads(data)["results"]):
                 return
             await asyncio.sleep(_UNPIN_PAUSE)
 
     async def forget(self) -> None:
-        await self._post("gyre/forget", b"{}")
+        await self._ask("POST", "gyre/forget", b"{}")
 
     async def counters(self) -> Counters:
-        return read_counters((await self._get("metrics")).decode())
+        return read_counters((await self._ask("GET", "metrics"))[1].decode())
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _post(self, name: str, body: bytes) -> tuple[Mapping[str, str], bytes]:
+    async def _ask(self, method: str, name: str, body: bytes | None = None) -> tuple[Mapping[str, str], bytes]:
+        if self._session.closed:
+            raise EngineFault("this engine's route was taken away")
         try:
-            async with self._session.post(f"{self._url}/{name}", data=body) as response:
+            async with self._session.request(method, f"{self._url}/{name}", data=body) as response:
                 data = await response.read()
                 if response.status != 200:
                     raise EngineFault(f"vLLM answered {response.status} to {name}: {data[:300].decode(errors='replace')}")
                 return response.headers, data
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineFault(f"vLLM did not answer {name}: {type(error).__name__} {error}") from error
-
-    async def _get(self, name: str) -> bytes:
-        try:
-            async with self._session.get(f"{self._url}/{name}") as response:
-                data: bytes = await response.read()
-                if response.status != 200:
-                    raise EngineFault(f"vLLM answered {response.status} to {name}")
-                return data
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFault(f"vLLM did not answer {name}: {type(error).__name__} {error}") from error
 

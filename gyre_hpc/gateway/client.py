@@ -67,9 +67,13 @@ class ControlClient:
         """New and held calls may go there."""
         self._post(f"/control/routes/{cell}/open", {})
 
-    def close_route(self, cell: int, deadline: float) -> dict[str, Any]:
-        """Returns {moved, held, seconds} when nothing of ours runs there any more."""
-        answer: dict[str, Any] = self._post(f"/control/routes/{cell}/close", {"deadline": deadline}, deadline)
+    def close_route(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
+        """Returns {moved, held, seconds, handover?} when nothing of ours runs there any more.
+
+        `hand_over` False: no KV is moved, for the weights change.
+        """
+        body = {"deadline": deadline, "hand_over": hand_over}
+        answer: dict[str, Any] = self._post(f"/control/routes/{cell}/close", body, deadline)
         return answer
 
     def status(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Routes(Protocol):
 
     def set_route(self, cell: int, address: EngineAddress | None) -> None: ...
     def open(self, cell: int) -> None: ...
-    async def close(self, cell: int, deadline: float) -> dict[str, float]: ...
+    async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]: ...
     def forget(self, execution: int) -> None: ...
     def counts(self) -> dict[str, object]: ...
 
@@ -89,6 +89,7 @@ class _Route(Body):
 
 class _Close(Body):
     deadline: float = Field(gt=0.0)
+    hand_over: bool = True
 
 
 class ControlApi:
@@ -222,7 +223,7 @@ class ControlApi:
     async def close_route(self, request: web.Request) -> web.Response:
         body = await read_body(request, _Close)
         try:
-            return json_answer(await self._router.close(number(request, "cell"), body.deadline))
+            return json_answer(await self._router.close(number(request, "cell"), body.deadline, body.hand_over))
         except TimeoutError as error:
             raise Refused(504, str(error)) from None
 

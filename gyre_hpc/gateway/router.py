@@ -7,7 +7,8 @@ Invariants:
 - concurrent calls of one execution go to one engine and count once. An execution stays with its engine (its prefix cache) while that
   is open and has room. A new one goes to the emptiest engine relative to capacity; one that was moved goes to the last open cell with
   room, for later cells stay in rollout longest (qwengyre.md 2.4);
-- a route is closed until it is opened; `close` answers when nothing of ours runs there any more.
+- a route is closed until it is opened; `close` answers when nothing of ours runs there any more and, where the engines hand over KV
+  (engines/handover.py), that of its calls and of conversations that wait for a tool has arrived elsewhere or was given up.
 One event loop calls everything; time comes from it. A cell's route carries no clock but the cool-down after a fault.
 """
 
@@ -20,8 +21,11 @@ from bisect import insort
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gyre_hpc.engines.factory import connect
+from gyre_hpc.engines.handover import Departure, KvLink, link
+from gyre_hpc.engines.handover_waiting import Conversation, WaitingConversations
 from gyre_hpc.engines.prompt import extended
 from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, RequestRefused, TokenChunk
 
@@ -37,6 +41,7 @@ class _Route:
     cell: int
     address: EngineAddress
     client: EngineClient
+    link: KvLink | None
     open: bool = False
     calls: set[_Call] = field(default_factory=set)
     executions: Counter[int] = field(default_factory=Counter)
@@ -46,6 +51,8 @@ class _Route:
     faults: int = 0
     """In a row, without a token in between."""
     not_before: float = 0.0
+    departure: Departure | None = None
+    """While it closes and its engine hands over KV."""
 
 
 @dataclass(eq=False)
@@ -61,13 +68,23 @@ class _Call:
     granted: asyncio.Future[_Route] | None = None
     moving: bool = False
     """It has lost a route and continues elsewhere."""
+    origin: _Route | None = None
+    """Whose engine has its KV: the last that sampled for it, or for what it goes on from."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Since its last route closed it has sampled elsewhere, or ended."""
     faults: int = 0
 
 
 class Router:
     """Routes of all cells, and the calls on them."""
 
-    def __init__(self, faults: int = 8, cool_down: float = 0.2, connector: Callable[[EngineAddress], EngineClient] = connect) -> None:
+    def __init__(
+        self,
+        faults: int = 8,
+        cool_down: float = 0.2,
+        connector: Callable[[EngineAddress], EngineClient] = connect,
+        linker: Callable[[EngineAddress], KvLink | None] = link,
+    ) -> None:
         """`faults`: engine faults that one call survives in a row, without a token in between.
 
         `cool_down`: seconds without new calls after an engine's first fault in a row; doubles with each, up to 5 s.
@@ -75,6 +92,8 @@ class Router:
         self._faults = faults
         self._cool_down = cool_down
         self._connector = connector
+        self._linker = linker
+        self._conversations = WaitingConversations()
         self._routes: dict[int, _Route] = {}
         self._home: dict[int, int] = {}
         self._waiting: list[_Call] = []
@@ -92,22 +111,24 @@ class Router:
             return
         if old is not None:
             del self._routes[cell]
+            self._conversations.leave(cell)
             self._shut(old)
             self._spawn(self._close_client(old))
         if address is not None:
-            self._routes[cell] = _Route(cell, address, self._connector(address))
+            self._routes[cell] = _Route(cell, address, self._connector(address), self._linker(address))
         self._dispatch()
 
     def open(self, cell: int) -> None:
         """Let new and held calls go to this cell. Raises KeyError for a cell without a route."""
         route = self._routes[cell]
-        route.open, route.faults, route.not_before = True, 0, 0.0
+        route.open, route.faults, route.not_before, route.departure = True, 0, 0.0, None
         self._dispatch()
 
-    async def close(self, cell: int, deadline: float) -> dict[str, float]:
+    async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
         """Admit nothing more, cancel what is in flight there and continue it elsewhere, or hold it until a route opens.
 
-        Answers {moved, held, seconds}; a cell without a route has nothing to move. Raises TimeoutError after `deadline` seconds (the
+        Answers {moved, held, seconds} and, where KV was handed over, `handover` (Departure.report); a cell without a route has nothing to
+        move. `hand_over` False: its KV is of no use elsewhere, for the weights change. Raises TimeoutError after `deadline` seconds (the
         route stays closed).
         """
         loop = asyncio.get_running_loop()
@@ -116,6 +137,12 @@ class Router:
         if route is None:
             return {"moved": 0, "held": 0, "seconds": 0.0}
         calls = list(route.calls)
+        waiting = self._conversations.leave(cell)
+        if hand_over and route.link is not None and route.departure is None:
+            route.departure = Departure(route.link)
+        for call in calls:
+            call.settled.clear()
+            call.origin = call.origin if hand_over else None
         self._shut(route)
         try:
             await asyncio.wait_for(self._empty(route), deadline)
@@ -123,12 +150,16 @@ class Router:
             raise TimeoutError(f"closing the route of cell {cell}: {len(route.calls)} calls still there after {deadline:.1f} s") from None
         held = len(set(self._waiting).intersection(calls))
         moved = sum(call.route is not None for call in calls)
-        seconds = loop.time() - began
-        log.info("route of cell %d closed in %.3f s: %d calls moved, %d held", cell, seconds, moved, held)
-        return {"moved": moved, "held": held, "seconds": seconds}
+        answer: dict[str, Any] = {"moved": moved, "held": held}
+        if route.departure is not None:
+            answer["handover"] = await self._hand_over(route, calls, waiting, began + deadline)
+        answer["seconds"] = seconds = loop.time() - began
+        log.info("route of cell %d closed in %.3f s: %d calls moved, %d held; %s", cell, seconds, moved, held, answer.get("handover", ""))
+        return answer
 
     def forget(self, execution: int) -> None:
-        """An execution has ended: it no longer counts where it lived."""
+        """An execution has ended: it no longer counts where it lived, and nothing of it waits."""
+        self._conversations.forget(execution)
         self._home.pop(execution, None)
 
     def counts(self) -> dict[str, object]:
@@ -176,6 +207,8 @@ class Router:
             raise RequestRefused(f"max_tokens = {request.sampling.max_tokens}")
         call = _Call(request, execution, self._arrived)
         self._arrived += 1
+        known = self._conversations.begin(execution, request.prompt)
+        call.origin = self._routes.get(known) if known is not None else None
         pump = asyncio.create_task(self._carry(call))
         try:
             while True:
@@ -222,15 +255,24 @@ class Router:
             raise
         except BaseException as error:
             call.output.put_nowait(error)
+        finally:
+            call.settled.set()
+            origin = call.origin
+            if origin is not None and origin.link is not None and origin.open:
+                self._conversations.end(call.execution, origin.cell, extended(call.request.prompt, call.tokens))
 
     async def _attempt(self, call: _Call, route: _Route) -> None:
         """Stream from one engine until the call is finished. Cancelled when the route closes. Raises EngineFault."""
         base, done = call.request, len(call.tokens)
         rest = replace(base.sampling, max_tokens=base.sampling.max_tokens - done)
         prompt = extended(base.prompt, call.tokens)
-        stream = route.client.generate(replace(base, prompt=prompt, sampling=rest, position=base.position + done))
+        request = replace(base, prompt=prompt, sampling=rest, position=base.position + done)
+        departure = call.origin.departure if call.origin is not None and call.origin is not route else None
+        stream = route.client.generate(request) if departure is None else departure.stream(route.client, route.link, request)
         try:
             async for chunk in stream:
+                call.origin = route
+                call.settled.set()
                 if chunk.tokens:
                     route.faults = call.faults = 0
                     route.tokens += len(chunk.tokens)
@@ -264,6 +306,49 @@ class Router:
         log.warning("cell %d, call %s, fault %d of %d: %s", route.cell, call.request.request_id, call.faults, self._faults, fault)
         if call.faults > self._faults:
             raise fault
+
+    # handing over KV
+
+    async def _hand_over(self, route: _Route, calls: list[_Call], waiting: list[Conversation], until: float) -> dict[str, Any]:
+        """Wait until all of this route's KV has arrived elsewhere or was given up; how it went."""
+        departure = route.departure
+        assert departure is not None
+        work: list[Coroutine[None, None, object]] = [call.settled.wait() for call in calls if call.route is not None]
+        for conversation in waiting:
+            haven = self._haven(conversation.execution)
+            if haven is not None:
+                work.append(self._bring(departure, conversation, haven))
+        patience = min(departure.patience, max(until - asyncio.get_running_loop().time(), 0.0))
+        tasks = [asyncio.ensure_future(item) for item in work]
+        pending = (await asyncio.wait(tasks, timeout=patience))[1] if tasks else set()
+        if pending:
+            log.warning("cell %d: %d hand-overs given up after %.1f s", route.cell, len(pending), patience)
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending)
+        if route.departure is departure:
+            route.departure = None
+        return await departure.end()
+
+    async def _bring(self, departure: Departure, conversation: Conversation, haven: _Route) -> bool:
+        arrived = await departure.bring(haven.client, haven.link, conversation.tokens)
+        if arrived and haven.open:
+            self._conversations.end(conversation.execution, haven.cell, conversation.tokens)
+        return arrived
+
+    def _haven(self, execution: int) -> _Route | None:
+        """Where an execution that waits lives from now on: where its calls went, or the last open cell that has room for it."""
+        now = asyncio.get_running_loop().time()
+        usable = {cell: r for cell, r in self._routes.items() if r.open and r.not_before <= now and r.link is not None}
+        home = usable.get(self._home.get(execution, -1))
+        if home is None:
+            homes = Counter(self._home.values())
+            free = [cell for cell, r in usable.items() if max(homes[cell], len(r.executions)) < r.address.capacity]
+            if not free:
+                return None
+            home = usable[max(free)]
+            self._home.setdefault(execution, home.cell)
+        return home
 
     # placement
 
@@ -362,6 +447,8 @@ class Router:
     async def _close_client(self, route: _Route) -> None:
         await self._empty(route)
         await route.client.close()
+        if route.link is not None:
+            await route.link.close()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -43,7 +43,7 @@ class FakeRouter:
             raise KeyError(cell)
         self.opened.append(cell)
 
-    async def close(self, cell: int, deadline: float) -> dict[str, float]:
+    async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, float]:
         if deadline < 0.1:
             raise TimeoutError(f"closing the route of cell {cell}: 1 calls still there")
         return {"moved": 2, "held": 1, "seconds": 0.1}

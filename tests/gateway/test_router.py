@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.engines.factory import connect
+from gyre_hpc.engines.handover import link
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused, Sampling, TokenChunk
 from gyre_hpc.gateway.router import Router
 from tests.engines.models import VOCABULARY, plain_logprobs, save_random, serving
@@ -293,4 +294,4 @@ async def test_the_end_fails_what_is_left() -> None:
 
 
 def test_the_default_connector_is_the_factory() -> None:
-    assert Router.__init__.__defaults__ == (8, 0.2, connect)
+    assert Router.__init__.__defaults__ == (8, 0.2, connect, link)
