@@ -57,13 +57,16 @@ class MessageIndex:
         `head`: canonical bytes of system prompt and tools; `messages`: canonical bytes of each message, oldest first. depth 0 with a
         node: only the head is known. O(bytes of the request).
         """
+        return self.deepest(execution, list(boundaries(head, messages)))
+
+    def deepest(self, execution: int, digests: Sequence[bytes]) -> Match:
+        """Like `match`, by the digests of all boundaries of the request, which are at least one. O(boundaries behind the one found)."""
         own = self._own.get(execution, {})
-        found = Match(0, -1, chain(b"", head))
-        for depth, digest in enumerate(boundaries(head, messages)):
-            node = own.get(digest, self._shared.get(digest))
+        for depth in range(len(digests) - 1, -1, -1):
+            node = own.get(digests[depth], self._shared.get(digests[depth]))
             if node is not None:
-                found = Match(depth, node, digest)
-        return found
+                return Match(depth, node, digests[depth])
+        return Match(0, -1, digests[0])
 
     def add(self, execution: int, at: Match, messages: Sequence[bytes], node: int, *, shared: bool = False) -> Match:
         """Record that `node` ends `messages` further than the boundary `at`; returns the new boundary, to go on from.

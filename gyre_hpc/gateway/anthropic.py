@@ -8,28 +8,33 @@ Usage is the truth (harnesses compact by it). Sampling parameters of the harness
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import orjson
-from blake3 import blake3
 
+from gyre_hpc.gateway.bodies import Memory, Shape
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
 from gyre_hpc.gateway.canonical import (
     Conversation,
-    Head,
+    Message,
     UnsupportedContent,
+    head_of,
+    normalise_message,
     normalise_messages,
     normalise_system,
     normalise_tools,
 )
-from gyre_hpc.gateway.dialect import Asked, parse_body, sort_events
+from gyre_hpc.gateway.dialect import Asked, read_request, sort_events
 from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of
+from gyre_hpc.gateway.openai import digest_of
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, blocks_of
 
 AGENT_HEADER = "x-claude-code-agent-id"
 """Sent by sub-agents only, with an id of the sub-agent."""
+ROLES = ("user", "assistant", "system")
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -47,7 +52,7 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages: at least one message is required")
-    if not all(isinstance(message, dict) and message.get("role") in ("user", "assistant", "system") for message in messages):
+    if not all(isinstance(message, Message) or (isinstance(message, dict) and message.get("role") in ROLES) for message in messages):
         raise BadRequest("messages: each one needs a role (user, assistant or system)")
     if not isinstance(body.get("system"), str | list | None):
         raise BadRequest("system: a string or a list of blocks")
@@ -57,7 +62,7 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     choice = body.get("tool_choice")
     usable = [] if isinstance(choice, dict) and choice.get("type") == "none" else [tool for tool in tools if "name" in tool]
     try:
-        head = Head(normalise_system(body.get("system")), normalise_tools(usable))
+        head = head_of(normalise_system(body.get("system")), normalise_tools(usable))
         turns = normalise_messages(messages)
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
@@ -66,13 +71,27 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     return Conversation(head, turns, harness)
 
 
-def call_request(raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC) -> CallRequest:
-    """What the recorder needs of a request. Raises BadRequest."""
+def call_request(
+    raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC, read: Callable[[], Conversation] | None = None
+) -> CallRequest:
+    """What the recorder needs of a request; `raw`: what a retry has too; `read` makes its conversation. Raises BadRequest."""
     max_tokens = body.get("max_tokens")
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise BadRequest("max_tokens: a positive integer is required")
-    digest = blake3(len(agent).to_bytes(4, "little") + agent.encode() + raw).digest(16)
-    return CallRequest(conversation_of(body, harness), max_tokens, agent, digest)
+    conversation = read() if read else conversation_of(body, harness)
+    return CallRequest(conversation, max_tokens, agent, digest_of(Messages.path, agent, raw))
+
+
+@cache
+def _shape(harness: Harness) -> Shape:
+    return Shape(Messages.path, "messages", partial(_turns, harness=harness))
+
+
+def _turns(items: Sequence[Any], harness: Harness) -> list[Message]:
+    """A turn of each message, blank ones too."""
+    if not all(isinstance(item, Message) or item.get("role") in ROLES for item in items):
+        raise BadRequest("messages: each one needs a role")
+    return [item if isinstance(item, Message) else normalise_message(item["role"], item.get("content")) for item in items]
 
 
 def error_body(status: int, message: str) -> bytes:
@@ -104,11 +123,12 @@ class Messages:
 
     path = "/v1/messages"
 
-    def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
+    def ask(self, raw: bytes, headers: Mapping[str, str], model: str, memory: Memory | None = None) -> Asked:
         """See Dialect."""
-        body = parse_body(raw)
-        call = call_request(raw, body, headers.get(AGENT_HEADER, ""), harness_of(headers))
-        return Asked(call, bool(body.get("stream")), MessagesAnswer(str(body.get("model") or model)))
+        harness = harness_of(headers)
+        read = read_request(raw, _shape(harness), harness, memory, conversation_of)
+        call = call_request(read.digest, read.fields, headers.get(AGENT_HEADER, ""), harness, read.conversation)
+        return Asked(call, bool(read.fields.get("stream")), MessagesAnswer(str(read.fields.get("model") or model)))
 
     def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
         """See Dialect."""

@@ -70,7 +70,7 @@ class HarnessApi:
         async def call(request: web.Request) -> web.StreamResponse:
             """One model call."""
             execution = self._execution(request)
-            asked = dialect.ask(await request.read(), request.headers, self._model)
+            asked = dialect.ask(await request.read(), request.headers, self._model, self._recorder.memory(execution))
             stream = self._recorder.open(execution, asked.call)
             stream.follow()
             try:

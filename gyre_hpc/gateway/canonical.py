@@ -14,7 +14,7 @@ Identity: `Message.key` is blake3 of the canonical bytes, 16 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ import orjson
 from blake3 import blake3
 
 from gyre_hpc.gateway.harnesses import GENERIC, Harness
+from trees.matching import chain
 
 Block = dict[str, Any]
 """A normalised block: {"type": "text", "text"} | {"type": "thinking", "thinking"} | {"type": "tool_use", "id", "name", "input"} |
@@ -71,6 +72,24 @@ class Message:
         return tuple(block["id"] for block in self.blocks if block["type"] == "tool_use")
 
 
+class Known(Message):
+    """A turn that was read before, without its text: its role, its key, and whether it says anything."""
+
+    def __init__(self, role: str, key: bytes, blank: bool) -> None:
+        self.__dict__.update(role=role, key=key, silent=blank)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def blank(self) -> bool:
+        return bool(self.__dict__["silent"])
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        raise RuntimeError("the text of a known turn was asked for: take the whole conversation")
+
+
 @dataclass(frozen=True)
 class Head:
     """What stands above the messages: the system prompt and the tools, each {"name", "description", "input_schema"}."""
@@ -87,23 +106,48 @@ class Head:
         return blake3(self.canonical).digest(KEY_BYTES)
 
 
+HEADS = 64
+_heads: dict[bytes, Head] = {}
+
+
+def head_of(system: str, tools: tuple[dict[str, Any], ...]) -> Head:
+    """A head; the same object for the same system prompt and tools, of the last that were asked for: their canonical form costs more."""
+    digest = blake3(orjson.dumps([system, tools])).digest()
+    head = _heads.pop(digest, None) or Head(system, tools)
+    _heads[digest] = head
+    if len(_heads) > HEADS:
+        del _heads[next(iter(_heads))]
+    return head
+
+
 @dataclass(frozen=True)
 class Conversation:
-    """The canonical form of one request's prompt."""
+    """The canonical form of one request's prompt.
+
+    `known`: the text of some of that many first messages is not here, but in `whole()`; `trail`: the first of `digests`, where they are
+    known already.
+    """
 
     head: Head
     messages: tuple[Message, ...] = field(default=())
     harness: Harness = GENERIC
     """Who says it: no part of its meaning."""
+    known: int = field(default=0, compare=False)
+    trail: tuple[bytes, ...] = field(default=(), compare=False)
+    whole: Callable[[], Conversation] | None = field(default=None, compare=False)
 
     @cached_property
+    def digests(self) -> tuple[bytes, ...]:
+        """The digest of the boundary behind the head, and of that behind each message: a chain of their keys (trees.matching)."""
+        digests = list(self.trail) or [chain(b"", self.head.key)]
+        for message in self.messages[len(digests) - 1 :]:
+            digests.append(chain(digests[-1], message.key))
+        return tuple(digests)
+
+    @property
     def key(self) -> bytes:
         """16 bytes that stand for the whole prompt."""
-        whole = blake3(self.head.canonical)
-        for message in self.messages:
-            whole.update(len(message.canonical).to_bytes(8, "little"))
-            whole.update(message.canonical)
-        return whole.digest(KEY_BYTES)
+        return self.digests[-1]
 
 
 def canonical_value(value: Any) -> Any:
@@ -144,9 +188,12 @@ def normalise_message(role: str, content: Any) -> Message:
     return Message(role, tuple(blocks))
 
 
-def normalise_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The messages of a request; those without any block are left out (rule 2). Raises UnsupportedContent."""
-    turns = (normalise_message(str(message.get("role", "user")), message.get("content")) for message in messages)
+def normalise_messages(messages: Iterable[Mapping[str, Any] | Message]) -> tuple[Message, ...]:
+    """The messages of a request; those without any block are left out (rule 2), turns are themselves. Raises UnsupportedContent."""
+    turns = (
+        message if isinstance(message, Message) else normalise_message(str(message.get("role", "user")), message.get("content"))
+        for message in messages
+    )
     return tuple(turn for turn in turns if not turn.blank)
 
 
@@ -179,7 +226,7 @@ def _block(item: Any, role: str) -> Block | None:
 
 def _tool_result(item: Mapping[str, Any]) -> Block:
     content = item.get("content")
-    parts = [content] if isinstance(content, str) else [_text_of(part, "tool_result") for part in content or ()]
+    parts = [content] if isinstance(content, str) else [_text_of(part, "tool_result", told=True) for part in content or ()]
     return {
         "type": "tool_result",
         "tool_use_id": str(item.get("tool_use_id", "")),
@@ -188,13 +235,21 @@ def _tool_result(item: Mapping[str, Any]) -> Block:
     }
 
 
-def _text_of(block: Any, where: str) -> str:
+def left_out(kind: str) -> str:
+    """What stands for an image or a document in the result of a tool: a refusal would end the harness, which did not choose to look."""
+    return f"[{kind} left out: this model reads text only]"
+
+
+def _text_of(block: Any, where: str, told: bool = False) -> str:
+    """`told`: what can't be read is told as left out, instead of being refused."""
     if isinstance(block, str):
         return block
     if isinstance(block, Mapping) and block.get("type", "text") == "text":
         return str(block.get("text") or "")
     if isinstance(block, Mapping) and block.get("type") in _SKIPPED:
         return ""
+    if told and isinstance(block, Mapping):
+        return left_out(str(block.get("type")))
     kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
     raise UnsupportedContent(f"{kind} blocks in {where} are not supported: this model reads text only")
 

@@ -13,25 +13,27 @@ openai.py, each with its test in tests/gateway/test_chat.py:
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any
 
 import orjson
 
 from gyre_hpc.gateway import openai
+from gyre_hpc.gateway.bodies import Memory, Shape
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
 from gyre_hpc.gateway.canonical import (
     Block,
     Conversation,
-    Head,
     Message,
     UnsupportedContent,
+    head_of,
     normalise_message,
     normalise_system,
     normalise_tools,
 )
-from gyre_hpc.gateway.dialect import Asked, parse_body, sort_events
+from gyre_hpc.gateway.dialect import Asked, read_request, sort_events
 from gyre_hpc.gateway.harnesses import GENERIC, OPENCODE, Harness, harness_of
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, ToolPiece
@@ -55,13 +57,14 @@ class ChatCompletions:
 
     path = "/v1/chat/completions"
 
-    def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
+    def ask(self, raw: bytes, headers: Mapping[str, str], model: str, memory: Memory | None = None) -> Asked:
         """See Dialect."""
-        body = parse_body(raw)
+        harness = harness_of(headers)
+        read = read_request(raw, _shape(harness), harness, memory, conversation_of)
+        body = read.fields
         options = body.get("stream_options")
         usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        harness = harness_of(headers)
-        call = call_request(raw, body, harness.agent(headers), harness)
+        call = call_request(read.digest, body, harness.agent(headers), harness, read.conversation)
         return Asked(call, bool(body.get("stream")), ChatAnswer(str(body.get("model") or model), usage))
 
     def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
@@ -69,14 +72,16 @@ class ChatCompletions:
         return openai.error_body(status, message, error)
 
 
-def call_request(raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC) -> CallRequest:
-    """What the recorder needs of a request. Raises BadRequest."""
+def call_request(
+    raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC, read: Callable[[], Conversation] | None = None
+) -> CallRequest:
+    """What the recorder needs of a request; `raw`: what a retry has too; `read` makes its conversation. Raises BadRequest."""
     openai.refuse(body, REFUSED)
     if body.get("n") not in (None, 1):
         raise BadRequest("n: only 1 is supported; call again for another answer")
     limit = openai.limit_of(body, "max_completion_tokens", "max_tokens")
     digest = openai.digest_of(ChatCompletions.path, agent, raw)
-    conversation = conversation_of(body, harness)
+    conversation = read() if read else conversation_of(body, harness)
     offered = {tool["name"] for tool in conversation.head.tools}
 
     def comes_back(reply: Message) -> Message:
@@ -87,21 +92,23 @@ def call_request(raw: bytes, body: Mapping[str, Any], agent: str, harness: Harne
 
 def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conversation:
     """The canonical conversation of a request. Raises BadRequest."""
-    messages = openai.objects(body.get("messages"), "messages")
+    messages = openai.items_of(body.get("messages"), "messages")
     if not messages:
         raise BadRequest("messages: at least one message is required")
-    if not all(message.get("role") in ROLES for message in messages):
+    if not all(isinstance(message, Message) or message.get("role") in ROLES for message in messages):
         raise BadRequest(f"messages: each one needs a role ({', '.join(ROLES)})")
     tools = openai.objects(body.get("tools"), "tools")
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
     usable = [] if body.get("tool_choice") == "none" else [openai.tool_of(function) for function in functions if function.get("name")]
-    above = list(takewhile(lambda message: message["role"] in openai.SYSTEM_ROLES, messages))
+    above = list(takewhile(_above, messages))
     try:
         system = [text for message in above for text in openai.texts_of(message.get("content"), "a system message")]
-        turns = [_turn(message, harness) for message in messages[len(above) :]]
+        turns = _turns(messages[len(above) :], harness)
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
-    return Conversation(Head(normalise_system(system), normalise_tools(usable)), tuple(turn for turn in turns if not turn.blank), harness)
+    return Conversation(
+        head_of(normalise_system(system), normalise_tools(usable)), tuple(turn for turn in turns if not turn.blank), harness
+    )
 
 
 def delivered(reply: Message, offered: Container[str] | None = None) -> Message:
@@ -191,9 +198,26 @@ class ChatAnswer:
         return {"id": f"chatcmpl-{call:08x}", "object": kind, "created": 0, "model": self._model}
 
 
+@cache
+def _shape(harness: Harness) -> Shape:
+    return Shape(ChatCompletions.path, "messages", partial(_turns, harness=harness), above=_above)
+
+
+def _above(message: Any) -> bool:
+    """Part of the system prompt, when only such stand before it."""
+    return not isinstance(message, Message) and message["role"] in openai.SYSTEM_ROLES
+
+
+def _turns(messages: Sequence[Any], harness: Harness) -> list[Message]:
+    """A turn of each message, blank ones too."""
+    if not all(isinstance(message, Message) or message.get("role") in ROLES for message in messages):
+        raise BadRequest("messages: each one needs a role")
+    return [message if isinstance(message, Message) else _turn(message, harness) for message in messages]
+
+
 def _turn(message: Mapping[str, Any], harness: Harness) -> Message:
     role, content = message["role"], message.get("content")
-    texts = openai.texts_of(content, f"a {role} message")
+    texts = openai.texts_of(content, f"a {role} message", told=role == "tool")
     if role == "tool":
         result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id") or "", "content": texts}
         return normalise_message("user", [result])

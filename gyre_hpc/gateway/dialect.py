@@ -6,13 +6,17 @@ recording, retries and durability know nothing of it. An answer's bytes depend o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
+from blake3 import blake3
 
+from gyre_hpc.gateway.bodies import Memory, Shape, read_body
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
+from gyre_hpc.gateway.canonical import Conversation
+from gyre_hpc.gateway.harnesses import Harness
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.toolcalls import Piece
 
@@ -55,13 +59,46 @@ class Dialect(Protocol):
     @property
     def path(self) -> str: ...
 
-    def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
-        """Read a request; `model`: the name to answer with when it names none. Raises BadRequest."""
+    def ask(self, raw: bytes, headers: Mapping[str, str], model: str, memory: Memory | None = None) -> Asked:
+        """Read a request; `model`: the name to answer with when it names none; `memory`: of its execution. Raises BadRequest."""
         ...
 
     def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
         """The body of a refused or failed request."""
         ...
+
+
+@dataclass(frozen=True)
+class Read:
+    """A body, and what makes a conversation of it. `digest`: over its bytes."""
+
+    fields: Mapping[str, Any]
+    digest: bytes
+    conversation: Callable[[], Conversation]
+
+
+def read_request(
+    raw: bytes, shape: Shape, harness: Harness, memory: Memory | None, conversation_of: Callable[[Mapping[str, Any], Harness], Conversation]
+) -> Read:
+    """Read a body, quickly where it is known. Raises BadRequest, also when its conversation is asked for."""
+
+    def whole() -> Conversation:
+        return conversation_of(parse_body(raw), harness)
+
+    body = read_body(raw, shape, harness.name, memory) if memory is not None else None
+    if body is None:
+        fields = parse_body(raw)
+        return Read(fields, blake3(raw).digest(), lambda: conversation_of(fields, harness))
+    known = body
+
+    def conversation() -> Conversation:
+        try:
+            found = conversation_of(known.fields, harness)
+        except BadRequest:
+            return whole()  # in its words
+        return known.conversation(found, whole)
+
+    return Read(body.fields, body.digest, conversation)
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:

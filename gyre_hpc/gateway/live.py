@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre_hpc.engines.prompt import Prompt, Run
+from gyre_hpc.gateway.bodies import Memory
 from gyre_hpc.gateway.calls import CallStream
 from gyre_hpc.gateway.roles import History
 from trees.records import CallEnd
@@ -47,6 +48,8 @@ class Live:
     nodes: dict[int, tuple[int, Tokens]] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
     """Tokens of the nodes, with their JSON."""
+    memory: Memory = field(default_factory=Memory)
+    """What is known of its requests' bodies."""
     trunk: tuple[int, list[Run], int] = (-1, [], 0)
     """The path of the last call: its last node, the runs from the root, their tokens."""
 

@@ -4,6 +4,7 @@ Rules of the canonical form that are theirs (canonical.py has those of all diale
 1. `arguments` is a JSON text and compared as the value it means; an empty text means no arguments. What is no JSON object is kept under
    the one key `raw`: the policy's own calls are always objects, so that is a call that the client wrote.
 2. Content that is null, absent, blank or without parts is the same as none; a string is one part.
+   An image in the result of a tool is told as left out: Codex ends when it is refused. Elsewhere it is refused.
 3. System and developer messages above the first other turn are the system prompt; further down they are system turns.
 """
 
@@ -16,7 +17,7 @@ import orjson
 from blake3 import blake3
 
 from gyre_hpc.gateway.calls import BadRequest, PromptTooLong
-from gyre_hpc.gateway.canonical import UnsupportedContent
+from gyre_hpc.gateway.canonical import Message, UnsupportedContent, left_out
 
 UNLIMITED = 1 << 40
 """Tokens where the client names no limit: the window is the limit."""
@@ -74,12 +75,12 @@ def arguments_of(text: Any) -> dict[str, Any]:
     return {} if value is None else value if isinstance(value, dict) else {"raw": value}
 
 
-def texts_of(content: Any, where: str) -> list[str]:
-    """The texts of a message's content that say something (rule 2). Raises UnsupportedContent."""
+def texts_of(content: Any, where: str, told: bool = False) -> list[str]:
+    """The texts of a message's content that say something (rule 2). Raises UnsupportedContent, but for parts that are `told` as left out."""
     if content is None or isinstance(content, str):
         parts = [content or ""]
     elif isinstance(content, list):
-        parts = [_text_of(part, where) for part in content]
+        parts = [_text_of(part, where, told) for part in content]
     else:
         raise UnsupportedContent(f"content of {where} must be a string or a list of parts")
     return [part for part in parts if part.strip()]
@@ -100,6 +101,13 @@ def tool_of(function: Mapping[str, Any], name: str = "") -> dict[str, Any]:
     }
 
 
+def items_of(value: Any, name: str) -> list[Any]:
+    """A list of objects in which some may be turns already. Raises BadRequest."""
+    if isinstance(value, list) and any(isinstance(item, Message) for item in value):
+        return value
+    return objects(value, name)
+
+
 def objects(value: Any, name: str) -> list[dict[str, Any]]:
     """A list of objects, or nothing. Raises BadRequest."""
     if value is None:
@@ -109,10 +117,12 @@ def objects(value: Any, name: str) -> list[dict[str, Any]]:
     return value
 
 
-def _text_of(part: Any, where: str) -> str:
+def _text_of(part: Any, where: str, told: bool) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    if kind not in _TEXT_PARTS and told and isinstance(part, Mapping):
+        return left_out(str(kind))
     if kind not in _TEXT_PARTS:
         raise UnsupportedContent(f"{kind} parts in {where} are not supported: this model reads text only")
     text = part.get("refusal" if kind == "refusal" else "text")

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from gyre_hpc.engines.prompt import Prompt, Run
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
+from gyre_hpc.gateway.bodies import Memory
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, PromptTooLong, Started
 from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
@@ -168,6 +169,11 @@ class Recorder:
         task.add_done_callback(live.tasks.discard)
         return stream
 
+    def memory(self, execution: int) -> Memory:
+        """What is known of the bodies of its requests."""
+        live = self._live.get(execution)
+        return live.memory if live else Memory()
+
     def resume(self, execution: int) -> int:
         """Go on with what an earlier process recorded of an execution; returns how many of its calls were lost with that process."""
         past = read_past(self._store.forest, execution)
@@ -272,8 +278,11 @@ class Recorder:
         messages = conversation.messages
         if not messages:
             raise BadRequest("the conversation is empty")
-        history = [message.canonical for message in (messages if messages[-1].role == "assistant" else messages[:-1])]
-        match = self._index.match(live.execution, conversation.head.canonical, history)
+        history = conversation.digests if messages[-1].role == "assistant" else conversation.digests[:-1]
+        match = self._index.deepest(live.execution, history)
+        if match.depth < conversation.known and conversation.whole is not None:
+            conversation = conversation.whole()
+            messages = conversation.messages
         last = int(live.nodes[match.node][1][-1]) if match.node >= 0 else -1
         size = sum(len(message.canonical) for message in messages[match.depth :])
         try:
@@ -391,7 +400,7 @@ class Recorder:
         reply = request.delivered(sent)
         depth, digest = len(request.conversation.messages), prompt.asked.prompt
         if not reply.blank:
-            depth, digest = depth + 1, chain(digest, reply.canonical)
+            depth, digest = depth + 1, chain(digest, reply.key)
         answered = Answered(prompt.asked, reply.key, reply.tool_ids, sampled)
         self._store.append(answered.boundary(live.execution, turn.call, depth, digest))
         return rest, answered, Match(depth, sampled, digest)

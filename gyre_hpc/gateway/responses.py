@@ -13,23 +13,24 @@ tests/gateway/test_responses.py:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
 from gyre_hpc.gateway import openai
+from gyre_hpc.gateway.bodies import Memory, Shape
 from gyre_hpc.gateway.calls import BadRequest
 from gyre_hpc.gateway.canonical import (
     Block,
     Conversation,
-    Head,
     Message,
     UnsupportedContent,
+    head_of,
     normalise_message,
     normalise_system,
     normalise_tools,
 )
-from gyre_hpc.gateway.dialect import Asked, parse_body
+from gyre_hpc.gateway.dialect import Asked, read_request
 from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.responses_answer import ResponsesAnswer, Tools
@@ -53,11 +54,12 @@ class Responses:
 
     path = "/v1/responses"
 
-    def ask(self, raw: bytes, headers: Mapping[str, str], model: str) -> Asked:
+    def ask(self, raw: bytes, headers: Mapping[str, str], model: str, memory: Memory | None = None) -> Asked:
         """See Dialect."""
-        body = parse_body(raw)
         harness = harness_of(headers)
-        call = call_request(raw, body, harness.agent(headers), harness)
+        read = read_request(raw, SHAPE, harness, memory, conversation_of)
+        body = read.fields
+        call = call_request(read.digest, body, harness.agent(headers), harness, read.conversation)
         return Asked(call, bool(body.get("stream")), ResponsesAnswer(str(body.get("model") or model), tools_of(body)[1]))
 
     def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
@@ -65,8 +67,10 @@ class Responses:
         return openai.error_body(status, message, error)
 
 
-def call_request(raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC) -> CallRequest:
-    """What the recorder needs of a request. Raises BadRequest."""
+def call_request(
+    raw: bytes, body: Mapping[str, Any], agent: str, harness: Harness = GENERIC, read: Callable[[], Conversation] | None = None
+) -> CallRequest:
+    """What the recorder needs of a request; `raw`: what a retry has too; `read` makes its conversation. Raises BadRequest."""
     openai.refuse(body, REFUSED)
     limit = openai.limit_of(body, "max_output_tokens")
     tools = tools_of(body)[1]
@@ -75,17 +79,18 @@ def call_request(raw: bytes, body: Mapping[str, Any], agent: str, harness: Harne
         """An answer as it comes back (rule 4)."""
         return Message(reply.role, tuple(tools.delivered(block) for block in reply.blocks))
 
-    return CallRequest(conversation_of(body, harness), limit, agent, openai.digest_of(Responses.path, agent, raw), delivered)
+    conversation = read() if read else conversation_of(body, harness)
+    return CallRequest(conversation, limit, agent, openai.digest_of(Responses.path, agent, raw), delivered)
 
 
 def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conversation:
     """The canonical conversation of a request. Raises BadRequest."""
     given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else openai.objects(given, "input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else openai.items_of(given, "input")
     if not items:
         raise BadRequest("input: a text or at least one item is required")
     definitions, _ = tools_of(body)
-    above = list(takewhile(lambda item: _kind(item) == "message" and item.get("role") in openai.SYSTEM_ROLES, items))
+    above = list(takewhile(_above, items))
     try:
         system = openai.texts_of(body.get("instructions"), "instructions")
         system += [text for item in above for text in openai.texts_of(item.get("content"), "a system message")]
@@ -93,7 +98,7 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
     usable = () if body.get("tool_choice") == "none" else normalise_tools(definitions)
-    return Conversation(Head(normalise_system(system), usable), tuple(turn for turn in turns if not turn.blank), harness)
+    return Conversation(head_of(normalise_system(system), usable), tuple(turn for turn in turns if not turn.blank), harness)
 
 
 def tools_of(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Tools]:
@@ -131,14 +136,32 @@ def full_name(namespace: Any, name: Any) -> str:
     return f"{namespace}.{name or ''}" if namespace else str(name or "")
 
 
-def _turns(items: Iterable[Mapping[str, Any]]) -> list[Message]:
+def _above(item: Any) -> bool:
+    """Part of the system prompt, when only such stand before it."""
+    return not isinstance(item, Message) and _kind(item) == "message" and item.get("role") in openai.SYSTEM_ROLES
+
+
+def _closed(item: Any) -> bool:
+    """What follows it is another turn (rule 1)."""
+    return isinstance(item, Message) or not (_speaks(item) or _kind(item) in HOSTED)
+
+
+def _speaks(item: Mapping[str, Any]) -> bool:
+    kind = _kind(item)
+    return kind in (*CALLS, "reasoning") or (kind == "message" and item.get("role") == "assistant")
+
+
+def _turns(items: Iterable[Any]) -> list[Message]:
     turns: list[Message] = []
     said: list[Block] = []
     for item in items:
+        if isinstance(item, Message):
+            turns.append(item)
+            continue
         kind = _kind(item)
         if kind in HOSTED:
             continue
-        if kind in (*CALLS, "reasoning") or (kind == "message" and item.get("role") == "assistant"):
+        if _speaks(item):
             said += _spoken(kind, item)
             continue
         turns.append(normalise_message("assistant", said))
@@ -162,7 +185,7 @@ def _spoken(kind: str, item: Mapping[str, Any]) -> list[Block]:
 def _heard(kind: str, item: Mapping[str, Any]) -> Message:
     """The turn of an item that the assistant did not say."""
     if kind in OUTPUTS:
-        texts = openai.texts_of(item.get("output"), "the output of a call")
+        texts = openai.texts_of(item.get("output"), "the output of a call", told=True)
         return normalise_message("user", [{"type": "tool_result", "tool_use_id": item.get("call_id") or "", "content": texts}])
     if kind == "item_reference":
         raise BadRequest(f"item_reference: {_KEPT}")
@@ -177,3 +200,6 @@ def _heard(kind: str, item: Mapping[str, Any]) -> Message:
 
 def _kind(item: Mapping[str, Any]) -> str:
     return str(item.get("type") or "message")
+
+
+SHAPE = Shape(Responses.path, "input", _turns, alone=False, closed=_closed, above=_above)

@@ -118,7 +118,7 @@ class History:
                 place = self.answered.get(digest)
                 ours = any(tool in self.tool_ids for tool in turn.tool_ids)
                 found = "drift" if place or ours else "lost-call" if place is False else ""
-            digest = chain(digest, turn.canonical)
+            digest = chain(digest, turn.key)
         return found, digest
 
     def _continued(self, tail: Sequence[Message], node: int, summary: bool) -> str:

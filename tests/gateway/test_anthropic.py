@@ -15,9 +15,9 @@ from gyre_hpc.gateway.anthropic import (
     error_body,
     error_event,
     message_body,
-    parse_body,
 )
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
+from gyre_hpc.gateway.dialect import parse_body
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, ToolPiece
 
 EVENTS: list[Event] = [
