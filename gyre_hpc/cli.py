@@ -291,14 +291,19 @@ def trees_repair(path: PathArgument, as_json: JsonOption = False) -> None:
 
 @trees_app.command("import")
 def trees_import(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Session traces with block hashes, JSON lines, plain or gzip.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Session traces with block hashes, or sessions of Claude Code: a file, or a folder.")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The store to make; must not exist.")],
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="Whose tokens the text of sessions becomes; without it bytes.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a store of recorded sessions (their tokens are synthetic: traces hold hashes)."""
-    from gyre_hpc.imports.importer import import_traces
+    """Make a store of recorded sessions (their tokens are not those that were sampled: recordings hold hashes, or text)."""
+    from gyre_hpc.imports.importer import import_recording
 
-    found = import_traces(file, out).as_dict()
+    found = import_recording(file, out, model).as_dict()
     if as_json:
         _print_json(found)
     else:

@@ -88,6 +88,20 @@ class TurnRenderer:
             ids = self._guard.encode(self._after_mark(self._chat(masked.messages, first=False)), base)
         return ids[1:] if closed else ids
 
+    def answer(self, message: Message) -> list[int]:
+        """Token ids of an answer as the template writes it, `turn_end` included: for answers whose tokens were not recorded.
+
+        Raises ValueError: the template writes a turn in more than one way.
+        """
+        masked, base = self._guard.masked(Conversation(Head(), (message,)))
+        before: ChatMessage = {"role": "user", "content": "a"}
+        asked, behind = self._render([before], None), self._after_mark([{"role": "user", "content": "b"}])
+        whole = self._render([before, *self._chat(masked.messages, first=False), {"role": "user", "content": "b"}], None)
+        opened = asked if whole.startswith(asked) else _thoughtless(asked)
+        if not (whole.startswith(opened) and whole.endswith(behind)):
+            raise ValueError("the chat template writes an answer otherwise than it asks for one")
+        return [*self._guard.encode(whole[len(opened) : len(whole) - len(behind)], base), self.turn_end]
+
     def split(self, root: Sequence[int]) -> list[list[int]]:
         """A root cut behind its first end of turn: the system prompt and the tools (shared by many executions), and the rest."""
         try:

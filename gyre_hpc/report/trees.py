@@ -38,12 +38,15 @@ class Drawing:
 def statistics(folder: Path) -> dict[str, Any]:
     """Counts over a folder of trees (contract: executions, nodes, leaves, stored_tokens, expanded_tokens, ratio, bytes).
 
-    Of imported traces also unique_blocks and expanded_blocks, in blocks of the trace's size.
+    Of imported recordings also token_exact (false); of traces unique_blocks and expanded_blocks, in blocks of the trace's size.
     """
     with user_errors():
         found = stats.stats(folder)
         with StoreReader(locate(folder)) as reader:
-            size = reader.header.provenance.get("block_size") if reader.header else None
+            provenance = reader.header.provenance if reader.header else {}
+            if "token_exact" in provenance:
+                found["token_exact"] = provenance["token_exact"]
+            size = provenance.get("block_size")
             if size:
                 found["unique_blocks"], found["expanded_blocks"] = count_blocks(reader, size)
         return found

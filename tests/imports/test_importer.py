@@ -171,7 +171,7 @@ def test_leftovers_of_a_killed_import_are_cleared(tmp_path: Path) -> None:
 
 
 def test_the_documented_trace_can_be_imported(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^```json\n(.*)\n```$", DOCUMENT.read_text().split("## Imported traces")[1].split("\n## ")[0], re.MULTILINE)
+    (text,) = re.findall(r"^```json\n(.*)\n```$", DOCUMENT.read_text().split("### Session traces")[1].split("\n### ")[0], re.MULTILINE)
     (tmp_path / "t.jsonl").write_text(text)
     import_traces(tmp_path / "t.jsonl", tmp_path / "out")
     (tree,) = read(tmp_path / "out")
