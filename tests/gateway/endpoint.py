@@ -38,6 +38,8 @@ class Endpoint:
         self.raw = False
         self.bos = False
         """It puts a token of its own before every prompt."""
+        self.pause = 0.0
+        """Seconds between two chunks."""
         self.other_text = ""
         """How it reads its tokens, if not as ours."""
         self.version: object = "5"
@@ -85,6 +87,7 @@ class Endpoint:
             last = at + 3 >= len(tokens)
             await self.send(response, body, tokens[at : at + 3], finish if last else None)
             if not probe:
+                await asyncio.sleep(self.pause)
                 await self.gate.wait()
         await response.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
         return response
