@@ -4,7 +4,9 @@ A harness sends the whole history with every call and rarely the same bytes (des
 the same when their canonical forms are equal. The rules, each with its test in tests/gateway/test_canonical.py:
 1. `content` as a string is one text block; `cache_control`, `citations`, signatures and unknown keys are dropped.
 2. Blank text blocks are dropped; a message without blocks is no message.
-3. Tool arguments are JSON values: key order, spelling of numbers (1000.0 is 1000; beyond 2**53 a double) and white space mean nothing.
+3. Tool arguments are JSON values: key order, spelling of numbers (1000.0 is 1000; beyond 2**53 a double) and white space mean nothing;
+   nor does what a harness's own types make of them: false or null beside nothing, a number or a truth beside its text, and blanks at the
+   ends of lines. (Two turns that differ by no more than that still have different tool ids: nothing is taken for another's.)
 4. Tool ids are kept: they tell apart calls that are otherwise equal. `is_error` defaults to false.
 5. Inside an assistant turn text stands before tool calls (a harness moves it there); the order among each is kept.
 6. Thinking is not compared: a harness may strip it. What the policy sampled is restored from the record, thoughts included.
@@ -14,6 +16,7 @@ Identity: `Message.key` is blake3 of the canonical bytes, 16 bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +34,14 @@ Block = dict[str, Any]
 
 KEY_BYTES = 16
 _EXACT = 2**53
+_TRUTHS = {"true": True, "false": False}
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
+_LONGEST_NUMBER = 24
+_BLANKS = (
+    " \t\r\v\f\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000\ufeff"
+)
+"""White space of Python and of JavaScript, but for the line feed."""
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _THINKING = ("thinking", "redacted_thinking")
 _SKIPPED = ("server_tool_use", "web_search_tool_result", "tool_reference")
@@ -161,6 +172,27 @@ def canonical_value(value: Any) -> Any:
     return [canonical_value(item) for item in value]
 
 
+def canonical_arguments(value: Any) -> Any:
+    """The arguments of a tool call, whatever a harness's own types make of them (rule 3)."""
+    if isinstance(value, str):
+        return _canonical_text(value)
+    if isinstance(value, Mapping):
+        items = ((str(key), canonical_arguments(item)) for key, item in value.items())
+        return {key: item for key, item in items if item is not None and item is not False}
+    if isinstance(value, list | tuple):
+        return [canonical_arguments(item) for item in value]
+    return canonical_value(value)
+
+
+def _canonical_text(text: str) -> Any:
+    if len(text) <= _LONGEST_NUMBER:
+        if text in _TRUTHS:
+            return _TRUTHS[text]
+        if _NUMBER.fullmatch(text):
+            return _number(float(text))
+    return "\n".join(line.rstrip(_BLANKS) for line in text.split("\n"))
+
+
 def normalise_system(system: Any) -> str:
     """`system` as a string or a list of text blocks -> one string. Raises UnsupportedContent."""
     parts = [system] if isinstance(system, str) else [_text_of(block, "system") for block in system or ()]
@@ -201,7 +233,7 @@ def _compared(role: str, blocks: Sequence[Block]) -> list[Block]:
     kept = [block for block in blocks if block["type"] != "thinking"]
     if role == "assistant":
         kept.sort(key=lambda block: block["type"] == "tool_use")
-    return [{**block, "input": canonical_value(block["input"])} if block["type"] == "tool_use" else block for block in kept]
+    return [{**block, "input": canonical_arguments(block["input"])} if block["type"] == "tool_use" else block for block in kept]
 
 
 def _block(item: Any, role: str) -> Block | None:

@@ -63,7 +63,7 @@ def test_arguments_are_compared_as_json_values(one: object, other: object) -> No
     assert assistant(call(one)).key == assistant(call(other)).key
 
 
-@pytest.mark.parametrize(("one", "other"), [({"n": 1}, {"n": "1"}), ({"n": 1}, {"n": True}), ({"n": 1}, {"n": 1.5}), ({}, {"n": None})])
+@pytest.mark.parametrize(("one", "other"), [({"n": 1}, {"n": "1s"}), ({"n": 1}, {"n": True}), ({"n": 1}, {"n": 1.5}), ({}, {"n": 0})])
 def test_other_arguments_differ(one: object, other: object) -> None:
     assert assistant(call(one)).key != assistant(call(other)).key
 
@@ -117,8 +117,13 @@ def test_head_compares_tools_by_value() -> None:
 def test_what_a_text_model_cannot_read_is_refused(block: object) -> None:
     with pytest.raises(UnsupportedContent):
         user([block])
+
+
+def test_what_a_tool_shows_of_an_image_is_told_as_left_out() -> None:
+    shown = user([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a"}, {"type": "image", "source": {}}]}])
+    assert shown.blocks[0]["content"] == ["a", "[image left out: this model reads text only]"]
     with pytest.raises(UnsupportedContent):
-        user([{"type": "tool_result", "tool_use_id": "t", "content": [block]}])
+        user([{"type": "tool_result", "tool_use_id": "t", "content": [7]}])
 
 
 json_values = st.recursive(
@@ -134,3 +139,40 @@ def test_canonical_value_survives_any_reserialisation(value: object) -> None:
     once = canonical_value(value)
     assert canonical_value(once) == once
     assert canonical_value(json.loads(json.dumps(value, sort_keys=True, indent=1))) == once
+
+
+CALL = {"file_path": "/w/a.py", "old_string": "x", "new_string": "y", "timeout": 5000}
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        {**CALL, "replace_all": False},
+        {**CALL, "replace_all": "false", "nothing": None},
+        {**CALL, "timeout": "5000"},
+        {**CALL, "timeout": "5e3"},
+        {**CALL, "new_string": "y \t\u2028\ufeff"},
+        {**CALL, "old_string": "x\r"},
+    ],
+)
+def test_what_a_harness_makes_of_arguments_means_nothing(came: dict[str, Any]) -> None:
+    """Rule 3, as Claude Code does it: defaults are added, numbers and truths are read out of text, blanks at ends of lines go."""
+    turns = [normalise_message("assistant", [{"type": "tool_use", "id": "t1", "name": "Edit", "input": i}]) for i in (CALL, came)]
+    assert turns[0].key == turns[1].key
+    assert turns[1].blocks[0]["input"] == came, "what is rendered stays as it came"
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        {**CALL, "replace_all": True},
+        {**CALL, "timeout": 5001},
+        {**CALL, "new_string": " y"},
+        {**CALL, "new_string": "y\n"},
+        {**CALL, "new_string": "y\n\ny"},
+        {**CALL, "timeout": "5000ms"},
+    ],
+)
+def test_what_means_something_stays(came: dict[str, Any]) -> None:
+    turns = [normalise_message("assistant", [{"type": "tool_use", "id": "t1", "name": "Edit", "input": i}]) for i in (CALL, came)]
+    assert turns[0].key != turns[1].key

@@ -18,7 +18,7 @@ from gyre_hpc.gateway.template import TurnRenderer
 TURN = "<|im_start|>"
 
 
-def call(name: str, **arguments: object) -> str:
+def call(name: str, /, **arguments: object) -> str:
     """What a policy writes to call a tool."""
     return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
