@@ -151,7 +151,7 @@ class Turns:
 
 
 def ask(dialect: anthropic.Messages, recorder: Recorder, execution: int, body: bytes) -> Any:
-    return dialect.ask(body, {}, "policy")
+    return dialect.ask(body, {}, "policy", recorder.memory(execution))
 
 
 async def measure(
