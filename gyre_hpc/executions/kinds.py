@@ -75,7 +75,6 @@ def codex(told: Told) -> Launch:
     config = f"""model = {json.dumps(told.model)}
 model_provider = "gyre"
 model_context_window = {told.window}
-model_max_output_tokens = {told.max_tokens}
 check_for_update_on_startup = false
 
 [model_providers.gyre]

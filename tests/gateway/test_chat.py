@@ -10,6 +10,7 @@ import pytest
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
 from gyre_hpc.gateway.canonical import Message, normalise_message
 from gyre_hpc.gateway.chat import ChatAnswer, ChatCompletions, call_request, conversation_of, delivered
+from gyre_hpc.gateway.harnesses import GENERIC, OPENCODE, Harness
 from gyre_hpc.gateway.openai import UNLIMITED
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, ToolPiece, blocks_of
 
@@ -223,3 +224,25 @@ def test_what_keeps_alive_and_what_breaks() -> None:
     answer = ChatAnswer("m")
     assert answer.ping().startswith(b":")
     assert orjson.loads(answer.broken("gone").removeprefix(b"data: "))["error"]["message"] == "gone"
+
+
+def test_rule_3_opencode_renames_calls_that_it_can_not_run() -> None:
+    tools = [{"type": "function", "function": {"name": "bash"}}]
+    asked = call_request(b"", body({"role": "user", "content": "x"}, tools=tools), "", OPENCODE)
+    said = normalise_message(
+        "assistant",
+        [{"type": "tool_use", "id": f"t_{i}", "name": name, "input": {"x": 1.0}} for i, name in enumerate(("nope", "Bash", "bash"))],
+    )
+    error = {"tool": "nope", "error": "Model tried to call unavailable tool 'nope'."}
+    echoed = [call(error, name="invalid"), call({"x": 1}, "t_1"), call({"x": 1}, "t_2")]
+
+    def back(calls: list[dict[str, Any]], harness: Harness) -> Message:
+        return conversation_of(
+            body({"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}), harness
+        ).messages[1]
+
+    assert asked.delivered(said).key == back(echoed, OPENCODE).key
+    assert asked.delivered(said).key != back(echoed, GENERIC).key
+    assert asked.delivered(said).key != back([call({**error, "tool": "other"}, name="invalid"), *echoed[1:]], OPENCODE).key
+    plain = call_request(b"", body({"role": "user", "content": "x"}, tools=tools), "")
+    assert plain.delivered(said).key == said.key

@@ -79,3 +79,9 @@ def test_error_bodies() -> None:
     too_long = error(400, "x", PromptTooLong(9, 8))
     assert too_long["code"] == "context_length_exceeded"
     assert too_long["message"].startswith("This model's maximum context length is 8 tokens.")
+
+
+def test_what_a_tool_shows_of_an_image_is_told_as_left_out() -> None:
+    assert texts_of([{"type": "image_url"}], "a tool message", told=True) == ["[image_url left out: this model reads text only]"]
+    with pytest.raises(UnsupportedContent, match="reads text only"):
+        texts_of([5], "a tool message", told=True)

@@ -350,6 +350,21 @@ async def test_limits(tmp_path: Path, renderer: TurnRenderer) -> None:
         assert len(b.tree().calls) == 3
 
 
+async def test_an_answer_that_said_nothing_is_superseded_when_it_is_asked_for_again(made: Bench) -> None:
+    """As qwen-code does, eight times: a replay would be refused each time."""
+    for reply in ("", "<think>hm</think>", "yes", "never"):
+        await ask(made, say("go"), reply)
+    tree = made.tree()
+    assert [call.fate for call in tree.calls.values()] == [Fate.SUPERSEDED, Fate.SUPERSEDED, Fate.DELIVERED]
+    assert [call.difference for call in tree.calls.values()] == ["clean", "retry", "retry"]
+    assert len({call.prompt for call in tree.calls.values()}) == 1  # the prompt is there once
+    assert [tree.is_target(call.sampled) for call in tree.calls.values()] == [False, False, True]
+    made.engine.replies.clear()
+    history = await ask(made, say("and"), "")
+    await ask(made, [*history, *say("more")], "fine")
+    assert made.tree().calls[3].fate is Fate.DELIVERED  # it was not asked for again
+
+
 async def test_a_conversation_may_end_with_a_turn_of_the_assistant(made: Bench, renderer: TurnRenderer) -> None:
     """As qwen-code's does after a compaction: the policy takes the next turn. Its own last turn is not tokenised anew."""
     history = await ask(made, say("go"), "yes")

@@ -145,7 +145,7 @@ def test_unknown_fields_and_limits() -> None:
         ({"input": [{"type": "novelty"}]}, "novelty items are not supported"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "send the whole conversation"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image parts .* text only"),
-        ({"input": [output([{"type": "input_image"}])]}, "input_image parts in the output of a call"),
+        ({"input": [output([7])]}, "int parts in the output of a call"),
         ({"input": [{"role": "user", "content": 5}]}, "string or a list"),
         ({"instructions": 5}, "string or a list"),
         ({"tools": {"a": 1}}, "tools"),
@@ -160,3 +160,9 @@ def test_unknown_fields_and_limits() -> None:
 def test_refusals(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         call_request(b"", {**body(), **fields}, "")
+
+
+def test_an_image_that_a_tool_shows_is_told_as_left_out() -> None:
+    """Codex's view_image: a refusal would end it."""
+    (shown,) = turns(output([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:"}]))
+    assert shown.blocks[0]["content"] == ["a", "[input_image left out: this model reads text only]"]

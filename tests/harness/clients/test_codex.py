@@ -8,13 +8,13 @@ import pytest
 
 from gyre_hpc.gateway.template import TurnRenderer
 from tests.harness.clients import scenarios
-from tests.harness.clients.bench import Bench
 from tests.harness.clients.scenarios import Client, asks, says
 from tests.harness.clients.script import Reply, call
 from trees.records import Fate, Role
 
 pytestmark = pytest.mark.harness
 CODEX = Client("codex", lambda command: call("exec_command", cmd=command))
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 SUMMARY = "The numbers go to out.txt, one a turn."
 
 
@@ -88,13 +88,34 @@ async def test_an_answer_without_anything_ends_the_task(tmp_path: Path, renderer
         assert made.roles(ran)["main"] == [Role.MAIN] * 2
 
 
-async def images_are_told_as_text(made: Bench) -> None:
-    """It can look at images; the policy can't."""
-
-
-async def test_max_tokens_stop(tmp_path: Path, renderer: TurnRenderer) -> None:
+async def test_images_that_a_tool_shows(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """It sends what it looks at as an image; the policy is told that there was one."""
     async with CODEX.bench(tmp_path, renderer) as made:
-        ran = await CODEX.done(made, CODEX.add(1), Reply("A text that is cut he", cut=True), CODEX.add(2))
-        assert ran.file("out.txt").split() == ["1", "2"]
+        ran = await CODEX.done(made, CODEX.shell(f"echo {PIXEL} | base64 -d > a.png"), call("view_image", path="a.png"), CODEX.add(1))
+        assert ran.file("out.txt").split() == ["1"]
         made.exact(ran)
-        assert [c.fate for c in made.calls(ran)] == [Fate.DELIVERED] * 4
+        assert "[input_image left out: this model reads text only]" in made.script.of("main")[2].asked.last
+
+
+@pytest.mark.parametrize("cut", ["A text that is cut he", CODEX.add("bad")[:60]], ids=["text", "call"])
+async def test_a_max_tokens_stop_ends_it(tmp_path: Path, renderer: TurnRenderer, cut: str) -> None:
+    """It names no limit, so only a full window stops a call; it takes an incomplete response for an error, and asks no more."""
+    async with CODEX.bench(tmp_path, renderer) as made:
+        made.script.on("main", says("[task-1]"), CODEX.add(1), Reply(cut, cut=True))
+        ran = await made.run(scenarios.TASK)
+        assert (ran.code, ran.file("out.txt").split()) == (1, ["1"])
+        assert "max_output_tokens" in ran.output
+        made.exact(ran)
+        assert [(c.fate, c.finish) for c in made.calls(ran)] == [(Fate.DELIVERED, "stop"), (Fate.DELIVERED, "length")]
+        assert len(made.requests) == 2
+
+
+async def test_the_cap_of_calls_ends_it(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """A refusal that repeating does not change: it stops at once and says why."""
+    async with CODEX.bench(tmp_path, renderer, {"gateway": {"max_calls": 2}}) as made:
+        made.script.on("main", says("[task-1]"), *map(CODEX.add, range(2)))
+        ran = await made.run(scenarios.TASK)
+        assert ran.code == 1
+        assert "all it may make" in ran.output
+        made.exact(ran)
+        assert len(made.requests) == 3
