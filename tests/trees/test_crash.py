@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from trees.catalogue import FAN
+from trees.journal import AHEAD
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
 from trees.store import StoreReader, StoreWriter
 from trees.verify import verify
@@ -26,13 +27,13 @@ def tokens_of(execution, turn):
     return np.arange(turn + 2, dtype=np.int32) + 10 * execution
 
 
-def one_execution(writer, turns, size=4):
+def one_execution(writer, turns, size=4, start=(1, 2, 3)):
     """An execution with all of its calls; what it holds follows from its id. Returns the id, not committed."""
     execution = writer.allocate_execution()
     if execution % size == 0:
         writer.append(Group(execution // size, "task", size, 0, 0))
     writer.append(Execution(execution, execution // size, execution % size, 0))
-    at = writer.context_node(-1, [1, 2, 3], execution, -1, Role.MAIN)
+    at = writer.context_node(-1, start, execution, -1, Role.MAIN)
     for turn in range(turns):
         call = writer.allocate_call()
         prompt = writer.context_node(at, [turn, 7], execution, call, Role.MAIN)
@@ -254,3 +255,73 @@ def test_a_full_disk_raises_acknowledges_nothing_half_and_leaves_the_writer_usab
             assert sorted(reader.ends()) == kept
             for execution in kept:
                 assert_whole(reader, execution, turns=12)
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs a small disk of its own (root and mount)")
+def test_a_disk_that_fills_while_segments_are_sealed_and_merged_loses_nothing(tmp_path):
+    """Seals until the disk is full, then with a little more room, again and again: each failure leaves a whole store."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    kept, failures, fewer = [], [], 0
+    rng = np.random.default_rng(0)
+
+    def grow(writer):
+        kept.append(one_execution(writer, turns=3, size=1, start=rng.integers(0, 1 << 17, 4000)))
+        writer.commit()
+        before = sum(1 for _ in directory.glob("*.h5"))
+        writer.seal()
+        return sum(1 for _ in directory.glob("*.h5")) < before
+
+    with tmpfs(directory):
+        ballast = [directory / f"ballast-{n}" for n in range(3)]
+        for path in ballast:
+            path.write_bytes(bytes(200_000))
+        writer = StoreWriter(directory)
+        while ballast:
+            try:
+                fewer += grow(writer)
+            except OSError as error:
+                failures.append(error.errno)
+                assert not list(directory.glob(".tmp-*"))
+                with StoreReader(directory) as reader:
+                    assert set(reader.ends()) >= set(kept[:-1])
+                assert verify(directory) == []
+                ballast.pop().unlink()
+                writer.commit()
+        writer.seal()
+        writer.close()
+        assert verify(directory) == []
+        assert fewer > 0
+        assert len(failures) >= 3
+        assert set(failures) == {errno.ENOSPC}
+        with StoreReader(directory) as reader:
+            assert sorted(reader.ends()) == kept
+            for execution in kept:
+                assert_whole(reader, execution, turns=3)
+
+
+def test_a_store_whose_journal_is_torn_at_any_byte_is_as_it_was_one_commit_before(tmp_path):
+    with StoreWriter(tmp_path / "good") as writer:
+        whole = [one_execution(writer, turns=1) for _ in range(2)]
+        writer.commit()
+        begin = (tmp_path / "good" / "journal-000001.log").stat().st_size - AHEAD
+        last = one_execution(writer, turns=1)
+        writer.commit()
+        data = (tmp_path / "good" / "journal-000001.log").read_bytes()
+    end = len(data.rstrip(b"\0"))
+    assert 0 < begin < end
+    directory = tmp_path / "torn"
+    directory.mkdir()
+    for cut in range(begin, end + 1, 7):
+        for rest in (b"", bytes(99)):
+            journal = directory / "journal-000001.log"
+            journal.write_bytes(data[:cut] + rest)
+            with StoreReader(directory) as reader:
+                assert set(reader.ends()) in (set(whole), {*whole, last})
+                assert (last in reader.ends()) == (data[:cut] + rest)[:end].startswith(data[:end])
+            StoreWriter(directory).close()
+            assert verify(directory) == []
+            with StoreReader(directory) as reader:
+                for execution in reader.ends():
+                    assert_whole(reader, execution, turns=1)
+            journal.unlink()
