@@ -103,7 +103,8 @@ class Policy(ABC):
         self.phase = Phase.NEW
         self.roles = Roles.all_rollout(len(schedule.capacity))
         self._backlog = Backlog(Consumed(saved.get("consumed_below", 0), saved.get("consumed", ())))
-        self._fed: list[int] = []
+        self._fed: dict[int, None] = {}
+        """Groups fed to the open step, in that order."""
         self._claimed = 0
         """Groups of the open step whose work is claimed."""
         self._open = False
@@ -162,6 +163,11 @@ class Policy(ABC):
     def current(self) -> tuple[int, ...]:
         """Groups fed to the open (or closing) step."""
         return tuple(self._fed)
+
+    @property
+    def fed(self) -> int:
+        """How many groups `current` has."""
+        return len(self._fed)
 
     @property
     def closes_burst(self) -> bool:
@@ -226,7 +232,7 @@ class Policy(ABC):
         self.step += 1
         for group in self._fed:
             self._backlog.consumed.add(group)
-        self._fed = []
+        self._fed = {}
         self._claimed = 0
         self.phase = Phase.BURST
         return self._publish() if self.step >= self._burst_end else []
@@ -331,7 +337,7 @@ class Policy(ABC):
             if state is None or holds_back(self._backlog, state, self.schedule, self.step, len(self._fed)):
                 break
             self._backlog.take(state.group)
-            self._fed.append(state.group)
+            self._fed[state.group] = None
             decisions.append(Feed(state.group))
         return decisions
 

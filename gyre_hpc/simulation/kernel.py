@@ -166,7 +166,7 @@ class Simulation:
             self._after(self.scenario.costs.close, StepDone(self._draining))
             self._draining = None
         elif self.scenario.schedule.join_late:
-            self._tell(Claimed(self.policy.step + 1, len(self.policy.current)))
+            self._tell(Claimed(self.policy.step + 1, self.policy.fed))
 
     def _complete_activity(self, event: Event) -> None:
         match event:
@@ -294,7 +294,7 @@ class Simulation:
 
     def _announce_claims(self) -> None:
         """When the trainers will have nothing left, as it looks now."""
-        if self._draining is None and not self.policy.current:
+        if self._draining is None and not self.policy.fed:
             return
         at = self.trainer.empty_at()
         if at is not None:

@@ -172,7 +172,8 @@ def render(found: dict[str, Any]) -> str:
 
 def _line(row: dict[str, Any], error: str, how: str) -> str:
     reported = f"{row['reported_hours']:8.2f}" if row["reported_hours"] is not None else " " * 8
-    numbers = f"{reported}  {row['simulated_hours']:9.2f}  {row['low']:6.2f} to {row['high']:6.2f}  {error}  {row['idle']:4.0%}  {row['staleness']:5.2f}"
+    numbers = f"{reported}  {row['simulated_hours']:9.2f}  {row['low']:6.2f} to {row['high']:6.2f}  {error}"
+    numbers += f"  {row['idle']:4.0%}  {row['staleness']:5.2f}"
     name = row["id"] if len(row["id"]) <= 4 else "A3*"
     return f"{name:<4} {numbers}  {how:<10} {row['what']}"
 

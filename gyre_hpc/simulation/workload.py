@@ -41,7 +41,10 @@ class Limits:
 class Workload(Protocol):
     """Where executions come from."""
 
-    limits: Limits
+    @property
+    def limits(self) -> Limits:
+        """Budgets of its executions."""
+        ...
 
     def group(self, seed: int, group: int, size: int) -> Sequence[float]:
         """Seconds of work of each of the `size` executions of `group`."""
