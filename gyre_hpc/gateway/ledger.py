@@ -115,6 +115,8 @@ class Ledger:
         self._store, self._retries, self._seed, self._clock, self._token_of = store, retries, seed, clock, token_of
         self.changes = ChangeLog(emit)
         self._groups: dict[int, _Group] = {}
+        self.next_group = 0
+        """The first group id above all that were dispatched."""
         self._live: dict[int, _Live] = {}
         self._handed: dict[str, set[int]] = {}
         """By node: live executions that its supervisor has not named since they were handed out; the answer may not have arrived."""
@@ -134,7 +136,7 @@ class Ledger:
         `told`: executions whose end is in the run's event log already; the ends of others are told now. Commit and publish afterwards.
         """
         for group in records.groups().values():
-            self._groups[group.group] = _Group(group, [_Place() for _ in range(group.size)])
+            self._add(group)
         ends, known = records.ends(), set(told)
         live = []
         for record in records.executions().values():
@@ -176,7 +178,7 @@ class Ledger:
                 raise Conflict(f"group {group.group} was dispatched as {known.record}")
         for group in new:
             self._store.append(group)
-            self._groups[group.group] = _Group(group, [_Place() for _ in range(group.size)])
+            self._add(group)
             for index in range(group.size):
                 heapq.heappush(self._queue, (group.group, index))
             self.changes.stage({"kind": "dispatched", "group": group.group, "size": group.size, "version": group.version})
@@ -186,10 +188,15 @@ class Ledger:
         groups = [self._entry(g) for group, g in sorted(self._groups.items()) if group >= first]
         return {"groups": groups, "next": self.changes.last}
 
-    @property
-    def next_group(self) -> int:
-        """The first group id that is free."""
-        return max(self._groups, default=-1) + 1
+    def group(self, number: int) -> Group | None:
+        """The group of this number, if it was dispatched."""
+        known = self._groups.get(number)
+        return known.record if known is not None else None
+
+    def age(self, execution: int) -> float:
+        """Seconds since a live execution was handed out, or since the gateway took it over; 0 for any other."""
+        live = self._live.get(execution)
+        return self._clock() - live.started if live is not None else 0.0
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every execution that lives or has ended, group by group; a lost one is replaced by its successor."""
@@ -294,6 +301,10 @@ class Ledger:
         return execution
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _add(self, group: Group) -> None:
+        self._groups[group.group] = _Group(group, [_Place() for _ in range(group.size)])
+        self.next_group = max(self.next_group, group.group + 1)
 
     def _start(self, group: int, index: int, node: str) -> dict[str, Any]:
         place = self._groups[group].places[index]

@@ -98,8 +98,8 @@ class TrainerApi:
         ledger = self._parts.ledger
         if group is None:
             group = ledger.next_group
-        known = next((entry for entry in ledger.frontier(group)["groups"] if entry["group"] == group), None)
-        version = known["version"] if known else self._declared.version
+        known = ledger.group(group)
+        version = known.version if known else self._declared.version
         ledger.dispatch([Group(group, task, size, version, 0)])
         items = ledger.begin(group, "api")
         await self._parts.durable()
@@ -159,7 +159,7 @@ class TrainerApi:
     async def finish(self, execution: int, reason: str, score: float, valid: bool, detail: str = "") -> dict[str, Any]:
         """See `end`. KeyError: there is no such execution."""
         parts = self._parts
-        seconds = next((row["seconds"] for row in parts.ledger.rows() if row["execution"] == execution), 0.0)
+        seconds = parts.ledger.age(execution)
         calls, tokens = await parts.recorder.finish(execution)
         parts.router.forget(execution)
         valid = valid and calls > 0
