@@ -2,12 +2,14 @@
 
 A harness is a black box; these are rules by shape and by the ids that some harnesses send, with each harness's wording from harnesses.py.
 The order of the rules is the order of trust:
-1. a conversation that continues a recorded turn keeps that turn's role; one that asks for a summary of itself is `*_SUMMARY`;
+1. a conversation that continues a recorded turn keeps that turn's role, unless an agent's id comes with it for the first time (a
+   sub-agent that is forked from its parent); one that asks for a summary of itself is `*_SUMMARY`;
 2. a new conversation that asks for a summary (of turns told under another head, or as text) summarises its agent's conversation;
 3. a known wording is a side query (titles, looks back), and so is what has neither tools nor an id where the harness always gives tools;
    what continues a side query is one;
 4. after a summary the same agent's next conversation is the same one, compacted;
-5. an agent's id makes a new conversation a sub-agent's; no id, where the harness gives ids, makes it main's;
+5. an agent's id makes a new conversation a sub-agent's; no id, where the harness gives ids, makes it main's if its head or its turns are
+   known, else a side query (a tool that asks the model itself);
 6. without ids: the first conversation is main's; so is the first with tools, if main had none; one that begins like another under the same
    head is that one, edited; under another head it is a sub-agent if it has tools, else, or when it tells our turns, a side query.
 Side queries train last, whoever asks them and whenever: a title that is asked before the first real call does not take main's place.
@@ -73,7 +75,7 @@ class History:
         self.answered.setdefault(asked.prompt, False)
         if verdict.base is not SIDE_QUERY_ROLE:
             self._note_conversation(asked)
-        if node >= 0:
+        if node >= 0 and verdict.difference != "sub-agent":
             self.continued[node] = self.continued.get(node, False) or verdict.role is verdict.base
         elif verdict.difference == "compaction" and verdict.role is verdict.base:
             self.summarised.pop(asked.agent, None)
@@ -102,7 +104,9 @@ class History:
         if before is not None:
             return replace(before, difference="retry")
         summary = asks_for_summary(conversation)
-        if match.node >= 0:
+        if match.node >= 0 and agent and agent not in self.agents:
+            base, difference = Role.SUB_AGENT, "sub-agent"
+        elif match.node >= 0:
             base = self.base_of.get(match.node, Role.MAIN)
             difference = strange or self._continued(conversation.messages[match.depth :], match.node, summary)
         else:
@@ -138,7 +142,9 @@ class History:
             return Role.SUB_AGENT, "edit" if agent in self.agents else "sub-agent"
         if "" not in self.agents:
             return Role.MAIN, "clean"
-        return (Role.MAIN, "edit") if harness.ids else self._opened_unnamed(conversation, known)
+        if harness.ids:
+            return (Role.MAIN, "edit") if known or self._tells_ours(conversation) else _SIDE
+        return self._opened_unnamed(conversation, known)
 
     def _opened_unnamed(self, conversation: Conversation, known: bool) -> tuple[Role, str]:
         """By shape alone, main having been there before."""
@@ -152,6 +158,10 @@ class History:
         if not head.tools:
             return _SIDE
         return (Role.SUB_AGENT, "sub-agent") if self.main_has_tools else (Role.MAIN, "clean")
+
+    def _tells_ours(self, conversation: Conversation) -> bool:
+        spoken = [turn for turn in conversation.messages if turn.role == "assistant"]
+        return any(turn.key in self.replies for turn in spoken) or self._owner(conversation) is not None
 
     def _owner(self, conversation: Conversation) -> Role | None:
         """Whose turns it tells, by the ids of their tool calls."""

@@ -220,3 +220,23 @@ def test_a_retried_side_query_does_not_become_main() -> None:
     script.ask(TITLE, "Generate")
     assert script.ask(TITLE, "Generate", reply="T") == replace(ASIDE, difference="retry")
     assert script.ask(MAIN, "task") == CLEAN
+
+
+def test_a_sub_agent_that_is_forked_from_its_parent_leaves_it_alone() -> None:
+    """Claude Code's `fork`: the child goes on from the parent's turn, under an id of its own, before the parent does."""
+    script = Script(CLAUDE_CODE)
+    script.ask(MAIN, "task", reply=CALL)
+    assert script.ask(MAIN, "task", CALL, "do a part", node=10, depth=2, agent="a1", reply="done") == Verdict(
+        Role.SUB_AGENT, Role.SUB_AGENT, "sub-agent"
+    )
+    assert script.ask(MAIN, "task", CALL, RESULT, node=10, depth=2, reply="done") == CLEAN
+    assert script.ask(MAIN, "task", CALL, "do a part", "done", "more", node=11, depth=4, agent="a1").role is Role.SUB_AGENT
+
+
+def test_a_tool_that_asks_the_model_itself_is_a_side_query() -> None:
+    """Claude Code's web search: another prompt, one tool, no id; tools that are loaded later are the same conversation told anew."""
+    script = Script(CLAUDE_CODE)
+    script.ask(MAIN, "task", reply=CALL)
+    assert script.ask(Head("search", TOOLS), "Perform a web search", reply="nothing") == ASIDE
+    more = Head("main", (*TOOLS, {"name": "edit", "description": "", "input_schema": {}}))
+    assert script.ask(more, "task", CALL, RESULT) == Verdict(Role.MAIN, Role.MAIN, "edit")
