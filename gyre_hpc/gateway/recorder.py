@@ -36,6 +36,7 @@ from gyre_hpc.gateway.notes import Answered, Asked
 from gyre_hpc.gateway.parsers import OURS, Parsers
 from gyre_hpc.gateway.resume import read_past
 from gyre_hpc.gateway.roles import UNEXPLAINED
+from gyre_hpc.gateway.roots import Roots
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.turn import Turn
 from trees.matching import Match, MessageIndex, chain
@@ -120,6 +121,7 @@ class Recorder:
         self._store = store
         self._on_fork = on_fork
         self._renderer = renderer
+        self._roots = Roots(renderer)
         self._engine = engine
         self._settings = settings
         self._tell = on_fatal
@@ -298,10 +300,9 @@ class Recorder:
     def _render(self, conversation: Conversation, match: Match, last: int) -> list[Run]:
         """What is new behind `match`, whose node ends with the token `last`: one run for each node to come."""
         if match.node < 0:
-            parts = self._renderer.split(self._renderer.root(conversation))
-        else:
-            parts = [self._renderer.delta(conversation.messages[match.depth :], last == self._renderer.turn_end)]
-        return [Run(np.asarray(part, np.int32)) for part in parts]
+            return [Run(part) for part in self._roots.of(conversation)]
+        delta = self._renderer.delta(conversation.messages[match.depth :], last == self._renderer.turn_end)
+        return [Run(np.asarray(delta, np.int32))]
 
     def _begin(self, live: Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:
         call = self._store.allocate_call()
