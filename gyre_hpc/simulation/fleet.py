@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 
 class Execution:
@@ -35,11 +35,13 @@ class Execution:
 class Engine:
     """One cell's engine, or the standalone pool's."""
 
-    __slots__ = ("changes", "clock", "index", "open", "order", "running", "since", "slots", "speed")
+    __slots__ = ("changes", "clock", "index", "open", "order", "running", "share", "since", "slots", "speed")
 
-    def __init__(self, index: int, slots: int) -> None:
+    def __init__(self, index: int, slots: int, nodes: float) -> None:
         self.index = index
         self.slots = slots
+        self.share = nodes / slots if slots else 0.0
+        """Nodes of one slot."""
         self.open = slots > 0
         self.running: dict[int, Execution] = {}
         self.order: list[tuple[float, int]] = []
@@ -52,13 +54,15 @@ class Engine:
 class Fleet:
     """All engines. `dirty` are those whose next end may have changed; the caller asks `next_end` of them and clears it."""
 
-    def __init__(self, slots: Iterable[int], beta: float) -> None:
+    def __init__(self, slots: Sequence[int], beta: float, nodes: Sequence[float] = ()) -> None:
         self.beta = beta
-        self.engines = [Engine(index, n) for index, n in enumerate(slots)]
+        self.engines = [Engine(index, n, nodes[index] if nodes else 1.0) for index, n in enumerate(slots)]
         self.queue: deque[Execution] = deque()
         self.dirty: set[int] = set()
         self.live = 0
         """Executions on engines."""
+        self.busy = 0.0
+        """Nodes whose slots are in use, by the share of them that is."""
         self._emptiest: list[tuple[float, int]] = []
         """A heap of (load, -index): an entry counts if it is still true."""
         self._roomy: list[int] = []
@@ -155,6 +159,7 @@ class Fleet:
             execution.began = execution.deadline = -1.0
         self.queue = deque(sorted(everything, key=lambda e: e.number))
         self.live = 0
+        self.busy = 0.0
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
 
@@ -177,6 +182,7 @@ class Fleet:
         engine.running[execution.number] = execution
         heapq.heappush(engine.order, (execution.ends, execution.number))
         self.live += 1
+        self.busy += engine.share
         self._changed(engine)
         self._offer(engine)
 
@@ -186,6 +192,7 @@ class Fleet:
         execution.left = max(0.0, execution.ends - engine.clock)
         execution.engine = -1
         self.live -= 1
+        self.busy = max(0.0, self.busy - engine.share)
         self._changed(engine)
 
     def _offer(self, engine: Engine) -> None:

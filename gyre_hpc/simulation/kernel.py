@@ -75,7 +75,8 @@ class Simulation:
         self.scenario, self.seed = scenario, seed
         schedule = scenario.schedule
         self.policy: Policy = make_policy(schedule)
-        self.fleet = Fleet((*schedule.capacity, schedule.standalone_capacity), scenario.beta)
+        nodes = (*scenario.nodes, scenario.standalone_nodes)
+        self.fleet = Fleet((*schedule.capacity, schedule.standalone_capacity), scenario.beta, nodes)
         self.trainer = Trainer()
         self.recorder = Recorder(scenario, record)
         self.now = 0.0
@@ -169,6 +170,7 @@ class Simulation:
             self._tell(Claimed(self.policy.step + 1, self.policy.fed))
 
     def _complete_activity(self, event: Event) -> None:
+        self.recorder.rolled(self.now, self.fleet)
         match event:
             case TransferDone(cell, to):
                 if to is Role.TRAINING:

@@ -63,8 +63,8 @@ class Recorder:
         self.executions = self.cut = self.transfers = 0
         self._scenario = scenario
         self._record = record
-        self._slot_seconds = 0.0
-        self._open_slot_seconds = 0.0
+        self._busy = self._open = 0.0
+        """Node-seconds of slots in use, and of nodes in rollout."""
         self._since = 0.0
         self._seconds = self._query_seconds = 0.0
         self._queries = 0
@@ -74,14 +74,15 @@ class Recorder:
         self._spans: list[Span] = []
         self._load: list[tuple[float, int]] = []
         self._roles: list[tuple[str, float]] = [("rollout", 0.0)] * len(scenario.nodes)
-        self._open_slots = sum(scenario.schedule.capacity) + scenario.schedule.standalone_capacity
+        self._serving = scenario.all_nodes
+        """Nodes in rollout now."""
 
     def rolled(self, now: float, fleet: Fleet) -> None:
         """Time goes on to `now`; called before anything in the fleet changes."""
         passed = now - self._since
         if passed > 0:
-            self._slot_seconds += passed * fleet.live
-            self._open_slot_seconds += passed * self._open_slots
+            self._busy += passed * fleet.busy
+            self._open += passed * self._serving
             self._since = now
             if self._record:
                 self._load.append((now, fleet.live + len(fleet.queue)))
@@ -100,9 +101,9 @@ class Recorder:
         """A cell's state changes."""
         old, since = self._roles[cell]
         if state == "transfer" and old == "rollout":
-            self._open_slots -= self._scenario.schedule.capacity[cell]
+            self._serving -= self._scenario.nodes[cell]
         elif state == "rollout":
-            self._open_slots += self._scenario.schedule.capacity[cell]
+            self._serving += self._scenario.nodes[cell]
         if self._record and now > since:
             self._spans.append(Span(cell, old, since, now))
         self._roles[cell] = (state, now)
@@ -118,12 +119,12 @@ class Recorder:
         self._faults += 1
         for cell in range(len(self._roles)):
             self.role(cell, "down", now)
-        self._open_slots = 0
+        self._serving = 0
 
     def resume(self, now: float) -> None:
         """The next attempt begins, all cells in rollout."""
         self._since = now
-        self._open_slots = self._scenario.schedule.standalone_capacity
+        self._serving = self._scenario.standalone_nodes
         for cell in range(len(self._roles)):
             self.role(cell, "rollout", now)
 
@@ -132,15 +133,13 @@ class Recorder:
         self.rolled(now, fleet)
         for cell in range(len(self._roles)):
             self.role(cell, "end", now)
-        scenario = self._scenario
-        slots = sum(scenario.schedule.capacity) + scenario.schedule.standalone_capacity
-        node_seconds = scenario.all_nodes * now
-        per_slot = scenario.all_nodes / slots
+        nodes = self._scenario.all_nodes
+        worked = trained + self._busy
         return Outcome(
             seconds=now,
-            idle=1 - (trained + self._slot_seconds * per_slot) / node_seconds,
-            idle_rollout=(self._open_slot_seconds - self._slot_seconds) * per_slot / node_seconds,
-            bound=(trained + self._slot_seconds * per_slot) / scenario.all_nodes,
+            idle=1 - worked / (nodes * now),
+            idle_rollout=(self._open - self._busy) / (nodes * now),
+            bound=worked / nodes,
             staleness=sum(self._stale) / max(1, len(self._stale)),
             staleness_max=max(self._stale, default=0),
             executions=self.executions,

@@ -1,0 +1,87 @@
+"""The tables against what the paper reports: with fewer seeds than `gyre simulate` takes, and the same limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gyre_hpc.simulation.kernel import simulate
+from gyre_hpc.simulation.paper import STUDIES, Row, Study, paper_24t, paper_122b
+from gyre_hpc.simulation.scenario import HOUR
+from gyre_hpc.simulation.tables import measure, render, spread, study
+
+
+def hours(row: Row, seeds: int = 3) -> float:
+    return measure(row, seeds).mean
+
+
+def test_the_eight_rows_of_the_ablation() -> None:
+    errors = {row.id: hours(row, 5) / (row.reported or math.nan) - 1 for row in paper_122b().rows}
+    assert list(errors) == ["A0", "A3", "C0", "C1", "C2", "E0", "E1", "E2"]
+    assert math.sqrt(sum(e * e for e in errors.values()) / 8) < 0.03
+    assert max(map(abs, errors.values())) < 0.05
+
+
+def test_48_steps_fall_into_the_reported_ranges_without_a_refit() -> None:
+    found = paper_122b().ratios
+    mean = {row.id: hours(row, 10) for row in {row.id: row for ratio in found for row in (ratio.over, ratio.under)}.values()}
+    for ratio in found:
+        assert ratio.low <= mean[ratio.over.id] / mean[ratio.under.id] <= ratio.high, ratio.id
+        assert not ratio.over.fitted
+
+
+def test_the_24t_rows_and_their_cliff() -> None:
+    found = paper_24t()
+    for row in found.rows:
+        assert hours(row, 2) == pytest.approx(row.reported, rel=0.05), row.id
+    colocate = {load: hours(row, 2) for load, row, _ in found.sweep if load in (3.9, 4.0, 4.5)}
+    assert colocate[3.9] > 1.08 * colocate[4.0]  # a little too few slots cost a second wave
+    assert colocate[4.0] == pytest.approx(colocate[4.5], rel=0.02)
+
+
+def test_the_durations_are_those_that_the_paper_states() -> None:
+    e0 = next(row for row in paper_122b().rows if row.id == "E0")
+    found = simulate(e0.scenario, 0)
+    assert found.query_mean / found.execution_mean == pytest.approx(2.96 / 1.93, rel=0.03)
+    assert found.execution_mean / HOUR == pytest.approx(1.93, rel=0.06)
+    work = paper_24t().rows[0].scenario.workload
+    slowest = [max(work.group(0, g, 8)) / HOUR for g in range(4000)]
+    assert sum(s >= 4 for s in slowest) / 4000 == pytest.approx(0.611, abs=0.03)
+    assert sum(s >= work.limits.overall / HOUR for s in slowest) / 4000 == pytest.approx(0.382, abs=0.03)
+
+
+@pytest.mark.parametrize("make", STUDIES.values(), ids=STUDIES)
+def test_all_rows_have_one_staleness_and_every_number_a_source(make: object) -> None:
+    found: Study = make()  # type: ignore[operator]
+    for row in (*found.rows, *found.tuned, *(r.over for r in found.ratios)):
+        schedule = row.scenario.schedule
+        assert schedule.phi + (schedule.mu - 1) / 2 == 1.5, row.id
+    for parameter in found.parameters:
+        assert parameter.source.split(":")[0].split()[0] in {"stated", "derived", "fitted", "chosen"}
+
+
+def test_no_reported_hours_reach_a_simulated_one() -> None:
+    found = paper_122b()
+    reported = {row.reported for row in found.rows}
+    assert not reported & {parameter.value for parameter in found.parameters}
+    assert not any(str(hour) in repr(row.scenario) for row in found.rows for hour in reported)
+
+
+def test_a_study_is_tables_and_json() -> None:
+    whole = paper_122b()
+    small = Study(whole.name, whole.title, whole.parameters, whole.rows[5:7], (), whole.tuned[:2], (), ("a note",))
+    told: list[str] = []
+    found = study(small, 2, told.append)
+    assert {"id", "reported_hours", "simulated_hours", "low", "high", "fitted"} <= set(found["rows"][0])
+    assert found["rows"][0]["low"] <= found["rows"][0]["simulated_hours"] <= found["rows"][0]["high"]
+    assert found["tuned"]["reported_hours"] is None
+    text = render(found)
+    assert "E0" in text
+    assert "predicted  E0, single-step burst" in text
+    assert "* a note" in text
+    assert told[0].startswith("E0")
+
+
+def test_spread_is_the_middle_ninety_percent() -> None:
+    assert spread(list(range(101))) == (5.0, 95.0)
