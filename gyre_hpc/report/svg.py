@@ -47,9 +47,12 @@ def line_chart(lines: Sequence[Line], x_label: str, y_range: tuple[float, float]
 
 
 def gantt(
-    rows: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]], seconds: float, marks: Sequence[tuple[float, str]] = ()
+    rows: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]],
+    seconds: float,
+    marks: Sequence[tuple[float, str]] = (),
+    label: str = "seconds since the first start",
 ) -> str:
-    """Rows of (start, end, colour, title) bars over time in seconds; `marks` are vertical lines with a title."""
+    """Rows of (start, end, colour, title) bars over time in seconds (or what `label` says); `marks` are vertical lines with a title."""
     height = _TOP + 30 * len(rows) + _BOTTOM
     scale = _Scale.of((0.0, max(seconds, 1e-3)), (0.0, 1.0), WIDTH, height)
     parts = []
@@ -67,7 +70,7 @@ def gantt(
                 f'<rect x="{scale.x(start):.2f}" y="{y + 3}" width="{width:.2f}" height="22" rx="1.5" fill="var(--{colour})">'
                 f"<title>{escape(title)}</title></rect>"
             )
-    parts.append(_x_ticks(scale, "seconds since the first start"))
+    parts.append(_x_ticks(scale, label))
     return _svg(WIDTH, height, parts, "roles of the cells over time")
 
 
