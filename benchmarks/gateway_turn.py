@@ -3,7 +3,7 @@
     python benchmarks/gateway_turn.py [--sizes 10000,100000,500000,700000] [--turns 6] [--profile SIZE] [--slow-tokenizer]
 
 A conversation grows through the real dialect, recorder and store by turns of about 4,700 tokens (a reply with a tool call, and its result;
-300 messages at 700K). At each size some turns with 3,500 new tokens are measured, from the bytes of the request to the bytes of the answer's
+300 messages at 700K). At each size some turns with 3,500 new tokens are measured, from the request's bytes to those of the answer's
 events: parse, match, render, tokenise, intent, the engine's request as JSON, tokens to text, answer, end. Three ways:
 `extends`: the body goes on where the last one ended, byte for byte; `parse`: something in front of the messages changed, so that all of it
 is read; `naive`: parse, render the whole conversation, tokenise it, and dump the prompt as JSON, which is what keeps no tokens.
@@ -42,6 +42,7 @@ WINDOW = 1_000_000
 GROWING, NEW, REPLY = 4_700, 3_500, 500
 CHUNK = 64
 """Tokens that the engine says at a time."""
+PROFILED = 20
 SYSTEM = "You are an agent that works on software. "
 TOOLS = 8
 
@@ -163,22 +164,23 @@ async def measure(
         while engine.context < size:
             conversation.take(await turns.turn(conversation.body(), conversation.reply()), GROWING - REPLY)
         times = []
-        profiler = cProfile.Profile() if profile == size else None
-        for _ in range(count):
+        profiler = cProfile.Profile(time.thread_time)
+        for number in range(count + (PROFILED if profile == size else 0)):
             body, reply = conversation.body(), conversation.reply()
             gc.collect()
             gc.disable()
             began = time.process_time()
-            if profiler:
+            if number >= count:
                 profiler.enable()
             events = await turns.turn(body, reply)
-            if profiler:
+            if number >= count:
                 profiler.disable()
-            times.append((time.process_time() - began) * 1e3)
+            else:
+                times.append((time.process_time() - began) * 1e3)
             gc.enable()
             conversation.take(events, NEW - REPLY)
-        if profiler:
-            pstats.Stats(profiler).sort_stats("tottime").print_stats(28)
+        if profile == size:
+            pstats.Stats(profiler).sort_stats("cumtime").print_stats("gyre_hpc|trees|built-in|method", 45)
         found[size] = times
         print(
             f"  {engine.context:>7} tokens, body {len(body) / 1e6:.2f} MB, {len(conversation.messages)} messages: {median(times):.2f} ms",

@@ -21,6 +21,7 @@ from gyre_hpc.gateway.canonical import (
     Message,
     UnsupportedContent,
     head_of,
+    known_of,
     normalise_message,
     normalise_messages,
     normalise_system,
@@ -63,7 +64,7 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     usable = [] if isinstance(choice, dict) and choice.get("type") == "none" else [tool for tool in tools if "name" in tool]
     try:
         head = head_of(normalise_system(body.get("system")), normalise_tools(usable))
-        turns = normalise_messages(messages)
+        turns = (*known_of(messages), *normalise_messages(messages))
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
     if turns and turns[-1].role == "assistant":

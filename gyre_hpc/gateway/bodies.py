@@ -28,7 +28,7 @@ import orjson
 from blake3 import blake3
 
 from gyre_hpc.gateway.calls import BadRequest
-from gyre_hpc.gateway.canonical import Conversation, Known, Message
+from gyre_hpc.gateway.canonical import Conversation, Items, Known, Message
 
 SNAPSHOTS = 12
 """Of one execution: its conversations (sub-agents too), each at two places."""
@@ -157,7 +157,9 @@ def _from_snapshot(raw: bytes, shape: Shape, snapshot: Snapshot, hasher: Any, me
     ]
     if shape.alone:
         _learn(memory, snapshot.kind, [blake3(short[first:last]).digest(16) for first, last in spans], turns)
-    return Body({**fields, shape.name: [*above, *snapshot.turns, *turns]}, whole, memory, snapshot, taken)
+    items = Items([*above, *turns])
+    items.known = snapshot.turns
+    return Body({**fields, shape.name: items}, whole, memory, snapshot, taken)
 
 
 def _from_items(raw: bytes, shape: Shape, kind: tuple[str, str], memory: Memory) -> Body | None:
@@ -185,7 +187,7 @@ def _from_items(raw: bytes, shape: Shape, kind: tuple[str, str], memory: Memory)
     ]
     if shape.alone:
         _learn(memory, kind, hashes[above:], turns)
-    return Body({**fields, shape.name: [*items[:above], *turns]}, whole, memory, None, taken)
+    return Body({**fields, shape.name: Items([*items[:above], *turns])}, whole, memory, None, taken)
 
 
 def _segments(items: Sequence[Any], shape: Shape, least: int) -> tuple[list[Message], list[tuple[int, int]]]:

@@ -101,6 +101,17 @@ class Known(Message):
         raise RuntimeError("the text of a known turn was asked for: take the whole conversation")
 
 
+class Items(list[Any]):
+    """The list of a body of which some was read before: `known` stand in front of these items (behind those of the system prompt)."""
+
+    known: tuple[Known, ...] = ()
+
+
+def known_of(items: Any) -> tuple[Message, ...]:
+    """Turns that stand in front of these items of a body."""
+    return items.known if isinstance(items, Items) else ()
+
+
 @dataclass(frozen=True)
 class Head:
     """What stands above the messages: the system prompt and the tools, each {"name", "description", "input_schema"}."""

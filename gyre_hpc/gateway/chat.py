@@ -29,6 +29,7 @@ from gyre_hpc.gateway.canonical import (
     Message,
     UnsupportedContent,
     head_of,
+    known_of,
     normalise_message,
     normalise_system,
     normalise_tools,
@@ -107,7 +108,9 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
     return Conversation(
-        head_of(normalise_system(system), normalise_tools(usable)), tuple(turn for turn in turns if not turn.blank), harness
+        head_of(normalise_system(system), normalise_tools(usable)),
+        (*known_of(messages), *(turn for turn in turns if not turn.blank)),
+        harness,
     )
 
 

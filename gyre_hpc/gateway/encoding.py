@@ -258,12 +258,13 @@ def _letters() -> dict[str, int]:
 
 
 _LETTERS = _letters()
+_LETTERS_TO_LATIN = str.maketrans({letter: chr(byte) for letter, byte in _LETTERS.items()})
 
 
 def spelled(token: str | None) -> bytes:
     """The bytes of a token of a byte-level tokenizer: its letters, or its text when it has others (an added one). None: no token."""
     if token is None:
         return b""
-    if all(letter in _LETTERS for letter in token):
-        return bytes(_LETTERS[letter] for letter in token)
+    if _LETTERS.keys() >= set(token):
+        return token.translate(_LETTERS_TO_LATIN).encode("latin-1")
     return token.encode()

@@ -17,7 +17,7 @@ import orjson
 from blake3 import blake3
 
 from gyre_hpc.gateway.calls import BadRequest, PromptTooLong
-from gyre_hpc.gateway.canonical import Message, UnsupportedContent, left_out
+from gyre_hpc.gateway.canonical import Items, UnsupportedContent, left_out
 
 UNLIMITED = 1 << 40
 """Tokens where the client names no limit: the window is the limit."""
@@ -76,7 +76,7 @@ def arguments_of(text: Any) -> dict[str, Any]:
 
 
 def texts_of(content: Any, where: str, told: bool = False) -> list[str]:
-    """The texts of a message's content that say something (rule 2). Raises UnsupportedContent, but for parts that are `told` as left out."""
+    """The texts of a message's content that say something (rule 2). Raises UnsupportedContent, but parts may be `told` as left out."""
     if content is None or isinstance(content, str):
         parts = [content or ""]
     elif isinstance(content, list):
@@ -102,10 +102,8 @@ def tool_of(function: Mapping[str, Any], name: str = "") -> dict[str, Any]:
 
 
 def items_of(value: Any, name: str) -> list[Any]:
-    """A list of objects in which some may be turns already. Raises BadRequest."""
-    if isinstance(value, list) and any(isinstance(item, Message) for item in value):
-        return value
-    return objects(value, name)
+    """A list of objects, or of what was read of it. Raises BadRequest."""
+    return value if isinstance(value, Items) else objects(value, name)
 
 
 def objects(value: Any, name: str) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from gyre_hpc.gateway.canonical import (
     Message,
     UnsupportedContent,
     head_of,
+    known_of,
     normalise_message,
     normalise_system,
     normalise_tools,
@@ -98,7 +99,7 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     except UnsupportedContent as error:
         raise BadRequest(str(error)) from None
     usable = () if body.get("tool_choice") == "none" else normalise_tools(definitions)
-    return Conversation(head_of(normalise_system(system), usable), tuple(turn for turn in turns if not turn.blank), harness)
+    return Conversation(head_of(normalise_system(system), usable), (*known_of(items), *(turn for turn in turns if not turn.blank)), harness)
 
 
 def tools_of(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Tools]:
