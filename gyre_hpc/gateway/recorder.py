@@ -301,7 +301,7 @@ class Recorder:
         """What is new behind `match`, whose node ends with the token `last`: one run for each node to come."""
         if match.node < 0:
             return [Run(part) for part in self._roots.of(conversation)]
-        delta = self._renderer.delta(conversation.messages[match.depth :], last == self._renderer.turn_end)
+        delta = self._renderer.behind(conversation.messages[match.depth :], last)
         return [Run(np.asarray(delta, np.int32))]
 
     def _begin(self, live: Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:

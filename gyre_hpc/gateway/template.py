@@ -88,19 +88,30 @@ class TurnRenderer:
             ids = self._guard.encode(self._after_mark(self._chat(masked.messages, first=False)), base)
         return ids[1:] if closed else ids
 
+    def behind(self, messages: Sequence[Message], last: int) -> list[int]:
+        """The same behind a turn that was sampled up to the token `last`: what closes the turn is written only where it was not drawn.
+
+        Which token that is may depend on what follows (GLM: the next role's own).
+        """
+        ids = self.delta(messages, closed=False)
+        return ids[1:] if ids[:1] == [last] else ids
+
     def answer(self, message: Message) -> list[int]:
-        """Token ids of an answer as the template writes it, `turn_end` included: for answers whose tokens were not recorded.
+        """Token ids of an answer as the template writes it, its end included: for answers whose tokens were not recorded.
 
         Raises ValueError: the template writes a turn in more than one way.
         """
         masked, base = self._guard.masked(Conversation(Head(), (message,)))
         before: ChatMessage = {"role": "user", "content": "a"}
-        asked, behind = self._render([before], None), self._after_mark([{"role": "user", "content": "b"}])
-        whole = self._render([before, *self._chat(masked.messages, first=False), {"role": "user", "content": "b"}], None)
+        after: ChatMessage = {"role": "user", "content": "b"}
+        if message.tool_ids:
+            after = {"role": "tool", "content": "b", "tool_call_id": message.tool_ids[0]}
+        asked, behind = self._render([before], None), self._after_mark([after])
+        whole = self._render([before, *self._chat(masked.messages, first=False), after], None)
         opened = asked if whole.startswith(asked) else _thoughtless(asked)
         if not (whole.startswith(opened) and whole.endswith(behind)):
             raise ValueError("the chat template writes an answer otherwise than it asks for one")
-        return [*self._guard.encode(whole[len(opened) : len(whole) - len(behind)], base), self.turn_end]
+        return [*self._guard.encode(whole[len(opened) : len(whole) - len(behind)], base), self._encode(behind)[0]]
 
     def split(self, root: Sequence[int]) -> list[list[int]]:
         """A root cut behind its first end of turn: the system prompt and the tools (shared by many executions), and the rest."""
@@ -143,7 +154,10 @@ class TurnRenderer:
     def _after_mark(self, chat: list[ChatMessage]) -> str:
         """What the template writes behind a turn whose text is the mark; it begins with the end of that turn."""
         text = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}, *chat], None)
-        return text[text.rindex(_MARK) + len(_MARK) :]
+        _, marked, after = text.rpartition(_MARK)
+        if not marked:
+            raise ValueError("it is not append-only: adding a turn takes away the text of the one before")
+        return after
 
     def _with_head(self, head: Head, messages: Sequence[Message]) -> list[ChatMessage]:
         system = [{"role": "system", "content": head.system}] if head.system else []
@@ -221,8 +235,8 @@ class TurnRenderer:
 
 
 def _thoughtless(text: str) -> str:
-    """Without an open or empty thought at the end: thinking templates write one in one place and leave it out in the other."""
-    return re.sub(r"<think>\s*(</think>\s*)?$", "", text)
+    """Without an open or empty thought and blanks at the end, which thinking templates write in one place and leave out in the other."""
+    return re.sub(r"\s*(<think>\s*(</think>\s*)?)?$", "", text)
 
 
 def to_chat(message: Message, system_allowed: bool) -> list[ChatMessage]:

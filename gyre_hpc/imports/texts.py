@@ -28,7 +28,7 @@ class Texts(Protocol):
         ...
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
-        """What comes behind an answer, up to where the next begins."""
+        """What comes behind an answer and its end, up to where the next begins."""
         ...
 
     def answer(self, message: Message) -> list[int]:
