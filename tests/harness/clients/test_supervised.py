@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from gyre_hpc.runtime import VARIABLE, Runtime
 from tests.executions.tasks import write_task
 from tests.harness.clients.bench import SECRET, Bench, bench
 from tests.harness.clients.install import PINS
-from tests.harness.clients.script import call
+from tests.harness.clients.script import Asked, call
 from trees.records import Group, Role
 from trees.store import StoreReader
 
@@ -41,13 +42,17 @@ def supervisor(made: Bench, folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def at_turn(number: int, asked: Asked) -> bool:
+    return asked.text.count("<|im_start|>assistant") == number + 1
+
+
 async def test_a_group_of_claude_code(tmp_path: Path, renderer: TurnRenderer) -> None:
     """Two executions of one task at once, in their own workspaces: both scored by the task's verifier, each with its own tree."""
     async with bench(tmp_path, renderer, "claude-code") as made:
         write = [call("Bash", command=f"echo {text} > {name}.txt", description="Write") for name, text in (("a", "one"), ("b", "two"))]
         for turn in range(3):
             reply = [*write, "Both are there."][turn]
-            made.script.on(f"turn-{turn}", lambda asked, n=turn: asked.text.count("<|im_start|>assistant") == n + 1, reply, reply)
+            made.script.on(f"turn-{turn}", partial(at_turn, turn), reply, reply)
         made.ledger.dispatch([Group(0, str(write_task(tmp_path / "task", instruction=TASK)), 2, 0, 0)])
         process = supervisor(made, tmp_path)
         try:
