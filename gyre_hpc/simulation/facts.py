@@ -1,0 +1,140 @@
+"""What a plan is made from: how long executions take, what training and changes cost, and the batch; from a run's own log, or from options.
+
+Read from a run: durations (`execution.end`), transfers, publications and checkpoints (medians), and the cost of training as the lower
+quartile over steps of (node time in training until the step's end) / (its groups). That node time contains waiting for groups, so it
+is an upper bound, which a run that is short of rollout overstates; `--train-node-hours` replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from gyre_hpc.config import Config, load
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.events import read_events
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.report.summary import Summary, summarise
+from gyre_hpc.simulation.scenario import Costs
+from gyre_hpc.simulation.workload import Recorded, read_recorded
+
+DEFAULT_STEPS = 24
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a recorded run was cut and scheduled, and what it took: `seconds` from the end of its first step to that of its last."""
+
+    cells: int
+    nodes_per_cell: int
+    phi: float
+    mu: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the search needs; seconds and nodes."""
+
+    workload: Recorded
+    groups_per_step: int
+    group_size: int
+    steps: int
+    slots_per_node: float
+    train_group: float
+    smallest_cell: int
+    """Nodes that hold the model in its training layout."""
+    costs: Costs
+    beta: float = 0.0
+    origin: str = ""
+    ran: Ran | None = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says; None: take it from the run."""
+
+    groups_per_step: int | None = None
+    group_size: int | None = None
+    steps: int | None = None
+    slots_per_node: float | None = None
+    train_node_hours: float | None = None
+    """Of one step."""
+    smallest_cell: int | None = None
+    beta: float = 0.0
+
+
+def gather(path: Path, given: Given) -> Facts:
+    """From a run's directory or a file of durations, with what the options replace. Raises GyreError for what is missing."""
+    paths = RunPaths(path)
+    found: dict[str, Any] = {}
+    workload_path = path
+    costs = Costs()
+    if path.is_dir():
+        if not paths.config.exists():
+            raise ConfigError(f"{path} is a folder without config.yaml", "give a run's directory, or a file of durations")
+        found, costs = _of_run(load(paths.config), list(read_events(paths.events)))
+        workload_path = paths.events
+    for name in ("groups_per_step", "group_size", "steps", "slots_per_node", "smallest_cell"):
+        value = getattr(given, name)
+        if value is not None:
+            found[name] = value
+    found.setdefault("steps", DEFAULT_STEPS)
+    found.setdefault("smallest_cell", 1)
+    found.setdefault("group_size", 8)
+    needed = {"groups_per_step": "--groups-per-step", "slots_per_node": "--slots-per-node"}
+    missing = [option for name, option in needed.items() if name not in found]
+    if given.train_node_hours is not None and "groups_per_step" in found:
+        found["train_group"] = given.train_node_hours * 3600 / found["groups_per_step"]
+    if "train_group" not in found:
+        missing.append("--train-node-hours")
+    if missing:
+        raise ConfigError(f"{path} does not tell everything that a plan needs", f"give {', '.join(missing)}")
+    return Facts(workload=read_recorded(workload_path), costs=costs, beta=given.beta, origin=str(path), **found)
+
+
+def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], Costs]:
+    summary = summarise(events)
+    nodes = config.cells.nodes_per_cell
+    found: dict[str, Any] = {
+        "groups_per_step": config.schedule.groups_per_step,
+        "group_size": config.schedule.group_size,
+        "steps": config.run.steps,
+        "slots_per_node": config.rollout.capacity / nodes,
+        "smallest_cell": nodes,
+    }
+    if len(summary.steps) > 1 and len(summary.attempts) == 1:
+        c, s, steps = config.cells, config.schedule, summary.steps
+        found["ran"] = Ran(c.count, nodes, s.phi, s.mu, len(steps), float(steps[-1]["t"]) - float(steps[0]["t"]))
+    works = training_of_groups(summary, float(events[0]["t"]) if events else 0.0, nodes)
+    if works:
+        found["train_group"] = float(np.quantile(works, 0.25))
+    seconds = {to: [t.seconds for t in summary.transfers if t.to == to] for to in ("training", "rollout")}
+    costs = Costs(
+        to_training=median(seconds["training"] or [Costs.to_training]),
+        to_rollout=median(seconds["rollout"] or [Costs.to_rollout]),
+        publish=median([float(e["seconds"]) for e in events if e["kind"] == "publish"] or [0.0]),
+    )
+    return found, costs
+
+
+def training_of_groups(summary: Summary, zero: float, nodes: int) -> list[float]:
+    """Node-seconds in training for each group of each step: what cells of `nodes` nodes spent between two steps' ends.
+
+    `zero` is the time of the log's first event.
+    """
+    works, before = [], 0.0
+    for step in summary.steps:
+        end = float(step["t"]) - zero
+        spent = sum(max(0.0, min(s.end, end) - max(s.start, before)) for s in summary.spans if s.state == "training")
+        groups = len(step["groups"])
+        if groups and spent > 0:
+            works.append(spent * nodes / groups)
+        before = end
+    return works

@@ -1,0 +1,131 @@
+"""`gyre plan`: the answer of the search in words and JSON.
+
+A cliff is a jump of the hours by more than CLIFF times the change in slots that it takes: a little more outstanding executions than slots
+mean a second wave for the last few. (Where slots are short everywhere, hours go with them one to one: that is no cliff.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from cells.events import Mode
+from gyre_hpc.simulation.facts import Facts
+from gyre_hpc.simulation.kernel import simulate
+from gyre_hpc.simulation.search import Candidate, search, slopes
+
+CLIFF = 1.6
+
+
+def plan(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """What suits `nodes` nodes, with at most `staleness` updates on average; JSON-able."""
+    found, searched = search(facts, nodes, staleness, seeds, tell)
+    best = found[0]
+    tell("the slots around the best one")
+    around = slopes(best.candidate, facts, min(3, seeds))
+    ran = _ran(facts, min(3, seeds))
+    others = [t for t in found[1:] if t.candidate.shape != best.candidate.shape]
+    modes: dict[str, dict[str, Any]] = {}
+    for one in found:
+        modes.setdefault(one.candidate.mode, one.as_dict())
+    return {
+        "origin": facts.origin,
+        "nodes": nodes,
+        "searched": searched,
+        "seeds": seeds,
+        "steps": facts.steps,
+        "staleness_limit": staleness,
+        "ran": ran,
+        "best": best.as_dict(),
+        "runner_up": others[0].as_dict() if others else None,
+        "modes": list(modes.values()),
+        "slots": [{"scale": scale, "seconds": round(seconds, 1)} for scale, seconds in around],
+        "cliff": _cliff(around),
+        "facts": {
+            "executions": facts.workload.executions,
+            "mean_seconds": round(facts.workload.mean, 2),
+            "groups_per_step": facts.groups_per_step,
+            "group_size": facts.group_size,
+            "slots_per_node": facts.slots_per_node,
+            "train_group_node_seconds": round(facts.train_group, 3),
+            "smallest_cell": facts.smallest_cell,
+            "beta": facts.beta,
+            **{f"seconds_{name}": round(value, 3) for name, value in vars(facts.costs).items()},
+        },
+    }
+
+
+def _ran(facts: Facts, seeds: int) -> dict[str, float] | None:
+    """The run itself, simulated from what it recorded: from its first step's end to its last one's, beside what it took."""
+    ran = facts.ran
+    if ran is None or facts.steps < 2:
+        return None
+    candidate = Candidate(Mode.ELASTIC.value, ran.cells, ran.nodes_per_cell, 0, ran.phi, ran.mu)
+    runs = [simulate(candidate.scenario(facts, ran.steps), seed) for seed in range(seeds)]
+    seconds = fmean(run.steps[-1] - run.steps[0] for run in runs)
+    return {"measured": round(ran.seconds, 1), "simulated": round(seconds, 1), "error": round(seconds / ran.seconds - 1, 4)}
+
+
+def best_candidate(found: dict[str, Any]) -> Candidate:
+    """The best one of what `plan` returned."""
+    return Candidate(**{name: found["best"][name] for name in ("mode", "cells", "nodes_per_cell", "standalone", "phi", "mu")})
+
+
+def _cliff(around: list[tuple[float, float]]) -> dict[str, float] | None:
+    """The steepest step between two neighbours, if it is one."""
+    jumps = [((a[1] / b[1] - 1) / (b[0] / a[0] - 1), a, b) for a, b in pairwise(around)]
+    steepness, low, high = max(jumps)
+    if steepness <= CLIFF:
+        return None
+    return {"from_scale": high[0], "to_scale": low[0], "longer": round(low[1] / high[1] - 1, 4), "steepness": round(steepness, 2)}
+
+
+def render(found: dict[str, Any]) -> str:
+    """The plan as text."""
+    best, facts = found["best"], found["facts"]
+    out = [
+        f"{found['origin']}: {facts['executions']} executions of {facts['mean_seconds']:g} s on average; {found['nodes']} nodes, "
+        f"{found['searched']} candidates, {found['steps']} steps, {found['seeds']} seeds",
+        "",
+        f"best: {_named(best)}",
+        f"  {_time(best['seconds'])} ({_time(best['low'])} to {_time(best['high'])}), idle {best['idle']:.0%}, "
+        f"staleness {best['staleness']:.2f} (limit {found['staleness_limit']:g})",
+        f"  {best['over_bound']:.0%} above the bound without any idle time, {_time(best['bound_seconds'])}",
+        f"  {_cliff_line(found['cliff'])}",
+    ]
+    if found["runner_up"]:
+        other = found["runner_up"]
+        out.append(f"runner-up: {_named(other)}: {_time(other['seconds'])}, {other['seconds'] / best['seconds'] - 1:+.1%}")
+    if found["ran"]:
+        ran = found["ran"]
+        out += [
+            "",
+            f"the run itself: {_time(ran['measured'])} from first to last step, simulated {_time(ran['simulated'])}, {ran['error']:+.0%}",
+        ]
+    out += ["", "the best of each mode"]
+    for mode in found["modes"]:
+        out.append(f"  {_time(mode['seconds']):>9}  {mode['seconds'] / best['seconds']:5.2f}x  idle {mode['idle']:4.0%}  {_named(mode)}")
+    out += ["", "taken from the file or the options:", f"  {', '.join(f'{k} {v:g}' for k, v in facts.items())}"]
+    return "\n".join(out)
+
+
+def _named(one: dict[str, Any]) -> str:
+    pool = f" + {one['standalone']} standalone" if one["standalone"] else ""
+    cells = (
+        f"{one['cells']} cell{'s' if one['cells'] > 1 else ''} of {one['nodes_per_cell']} node{'s' if one['nodes_per_cell'] > 1 else ''}"
+    )
+    if one["mode"] == "async":
+        cells, pool = f"{one['nodes_per_cell']} training", f" + {one['standalone']} rollout nodes"
+    return f"{one['mode']}, {cells}{pool}, phi {one['phi']:g}, mu {one['mu']}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h" if seconds >= 7200 else f"{seconds:.0f} s"
+
+
+def _cliff_line(cliff: dict[str, float] | None) -> str:
+    if cliff is None:
+        return "no cliff within 10 % of the slots"
+    return f"a cliff: {cliff['to_scale']:g} times the slots take {cliff['longer']:.0%} longer than {cliff['from_scale']:g} times"

@@ -1,0 +1,165 @@
+"""Which schedule suits a workload: every cut of the nodes, mode, phi and mu within the staleness that is allowed, tried in the simulator.
+
+Successive halving: all candidates on one seed and a window of the run, the best of each mode on more seeds, the finalists on all seeds and
+the whole run. Candidates run the same executions under a seed, so few seeds tell them apart. No rule of thumb decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from cells.events import Mode, Schedule
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.simulation.facts import Facts
+from gyre_hpc.simulation.kernel import simulate
+from gyre_hpc.simulation.outcome import Outcome
+from gyre_hpc.simulation.scenario import Scenario, cut
+
+WINDOW = 12
+"""Steps of the first rounds."""
+MUS = (1, 2, 3, 4, 6, 8)
+PHIS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+SPLITS = 12
+"""Ways to split the nodes that are tried for async."""
+FINALISTS = 6
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """One schedule on one cut of the nodes."""
+
+    mode: str
+    cells: int
+    nodes_per_cell: int
+    standalone: int
+    phi: float
+    mu: int
+
+    @property
+    def shape(self) -> tuple[str, int, int]:
+        """What makes two of them different at heart."""
+        return self.mode, self.cells, self.standalone
+
+    def scenario(self, facts: Facts, steps: int, surplus: bool = False, slots: float = 1.0) -> Scenario:
+        """It on the facts; `slots` scales how many executions a node holds."""
+        f, mode = facts, Mode(self.mode)
+        schedule = Schedule((1,), f.groups_per_step, f.group_size, self.phi, self.mu, steps, mode=mode, surplus=surplus)
+        nodes = self.cells * self.nodes_per_cell + self.standalone
+        held = f.slots_per_node * slots
+        return cut(schedule, nodes, self.cells, held, f.train_group, f.workload, self.standalone, f.beta, f.costs)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate with what it did, one outcome a seed."""
+
+    candidate: Candidate
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def seconds(self) -> float:
+        return fmean(outcome.seconds for outcome in self.outcomes)
+
+    def mean(self, name: str) -> float:
+        """The mean of one of the outcomes' numbers."""
+        return fmean(getattr(outcome, name) for outcome in self.outcomes)
+
+    def as_dict(self) -> dict[str, Any]:
+        seconds = [outcome.seconds for outcome in self.outcomes]
+        return {
+            **vars(self.candidate),
+            "seconds": round(self.seconds, 1),
+            "low": round(min(seconds), 1),
+            "high": round(max(seconds), 1),
+            "idle": round(self.mean("idle"), 4),
+            "staleness": round(self.mean("staleness"), 3),
+            "bound_seconds": round(self.mean("bound"), 1),
+            "over_bound": round(self.seconds / self.mean("bound") - 1, 4),
+            "moved": round(self.mean("moved"), 1),
+        }
+
+
+def candidates(nodes: int, smallest: int, staleness: float) -> list[Candidate]:
+    """All of them. Raises ConfigError when `nodes` don't hold one cell."""
+    if nodes < smallest:
+        raise ConfigError(f"{nodes} nodes don't hold one cell of {smallest}", "give more nodes, or a smaller --smallest-cell")
+    found = []
+    for mode, cells, per_cell, standalone in _cuts(nodes, smallest):
+        for phi, mu in _settings(staleness):
+            found.append(Candidate(mode.value, cells, per_cell, standalone, phi, mu))
+    return found
+
+
+def _settings(staleness: float) -> Iterator[tuple[float, int]]:
+    for mu in MUS:
+        for phi in PHIS:
+            if phi + (mu - 1) / 2 <= staleness + 1e-9:
+                yield phi, mu
+
+
+def _cuts(nodes: int, smallest: int) -> Iterator[tuple[Mode, int, int, int]]:
+    """(mode, cells, nodes of a cell, standalone nodes); what does not make a whole cell is standalone."""
+    units = nodes // smallest
+    for size in sorted({1, 2, 4, 8} & set(range(1, units + 1))):
+        for pool in sorted({0, 1, units // 8, units // 4}):
+            cells = (units - pool) // size
+            if cells >= 1:
+                yield Mode.ELASTIC, cells, size * smallest, nodes - cells * size * smallest
+    for pool in sorted({0, 1, units // 8, units // 4}):
+        if units > pool:
+            yield Mode.COLOCATE, 1, (units - pool) * smallest, nodes - (units - pool) * smallest
+    for trainers in sorted({max(1, round(units * k / (SPLITS + 1))) for k in range(1, SPLITS + 1)}):
+        if trainers * smallest < nodes:
+            yield Mode.ASYNC, 1, trainers * smallest, nodes - trainers * smallest
+
+
+def search(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[[str], None] = lambda _: None) -> tuple[list[Tried], int]:
+    """The finalists, best first, at least one of each mode that fits; and how many candidates there were."""
+    everything = candidates(nodes, facts.smallest_cell, staleness)
+    window = min(WINDOW, facts.steps)
+    short = window < facts.steps
+    tell(f"{len(everything)} candidates, {window} steps, 1 seed")
+    first = _try(everything, facts, window, short, 1)
+    kept = _best_of_modes(first, max(4, len(everything) // 16))
+    tell(f"{len(kept)} candidates, {window} steps, {min(3, seeds)} seeds")
+    second = _try(kept, facts, window, short, min(3, seeds))
+    last = sorted({*_best(second, FINALISTS), *_best_of_modes(second, 1)})
+    tell(f"{len(last)} candidates, {facts.steps} steps, {seeds} seeds")
+    return sorted(_try(last, facts, facts.steps, False, seeds), key=lambda t: t.seconds), len(everything)
+
+
+def _try(chosen: Iterable[Candidate], facts: Facts, steps: int, surplus: bool, seeds: int) -> list[Tried]:
+    out = []
+    for candidate in chosen:
+        scenario = candidate.scenario(facts, steps, surplus)
+        out.append(Tried(candidate, tuple(simulate(scenario, seed) for seed in range(seeds))))
+    return out
+
+
+def _best(tried: Sequence[Tried], count: int) -> list[Candidate]:
+    """The best ones, no two of one shape: what differs in phi alone is no alternative."""
+    found: dict[tuple[str, int, int], Candidate] = {}
+    for one in sorted(tried, key=lambda t: t.seconds):
+        found.setdefault(one.candidate.shape, one.candidate)
+    return list(found.values())[:count]
+
+
+def _best_of_modes(tried: Sequence[Tried], count: int) -> list[Candidate]:
+    """The best `count` of each mode."""
+    out = []
+    for mode in Mode:
+        of_mode = sorted((t for t in tried if t.candidate.mode == mode.value), key=lambda t: t.seconds)
+        out += [t.candidate for t in of_mode[:count]]
+    return out
+
+
+def slopes(best: Candidate, facts: Facts, seeds: int) -> list[tuple[float, float]]:
+    """(scale of the slots, seconds) around the best one: a cliff shows as a jump."""
+    found = []
+    for scale in (0.9, 0.95, 0.975, 1.0, 1.025, 1.05, 1.1):
+        scenario = best.scenario(facts, facts.steps, slots=scale)
+        found.append((scale, fmean(simulate(scenario, seed).seconds for seed in range(seeds))))
+    return found
