@@ -150,6 +150,10 @@ class GatewaySection(_Section):
     """Between signs of life on a call that waits."""
     max_calls: Positive = 1000
     """Model calls of one execution (a harness may compact for ever)."""
+    max_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that the policy may sample in one execution; 0: as many as its calls take. Concurrent calls may each use what is left."""
+    max_body_mb: Positive = 256
+    """Megabytes of one request's body."""
     retries: Annotated[int, Field(ge=0)] = 2
     """Further tries of an execution that was lost, for each kind of loss."""
     seal_every: Positive = 256

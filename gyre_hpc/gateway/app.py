@@ -19,20 +19,21 @@ import orjson
 from aiohttp import web
 
 from gyre_hpc.gateway import anthropic, chat, responses
-from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Spent
 from gyre_hpc.gateway.dialect import Answer, Dialect, parse_body
 from gyre_hpc.gateway.ledger import Over
 from gyre_hpc.gateway.recorder import Recorder
 
 log = logging.getLogger(__name__)
 MAX_BODY = 256 << 20
+"""Bytes of a request's body, where the configuration says nothing else."""
 PING_SECONDS = 5.0
 SILENT_PINGS = 12
 """Pings for which a plain answer waits with its headers. A failure before them is a status that clients repeat by; Claude Code takes one
 behind them as final, and drops a request without a first byte after 361 s."""
 DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(), chat.ChatCompletions(), responses.Responses())
 """The first one words the errors of all other paths."""
-FINAL = (401, 410)
+FINAL = (401, 410, 413)
 """Statuses after which the same request can never succeed."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -163,9 +164,9 @@ class HarnessApi:
         return execution
 
 
-def build_app(harness: HarnessApi, more: Iterable[web.AbstractRouteDef] = ()) -> web.Application:
-    """The application: harness routes, and `more` (the control API), under the same error handling."""
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+def build_app(harness: HarnessApi, more: Iterable[web.AbstractRouteDef] = (), max_body: int = MAX_BODY) -> web.Application:
+    """The application: harness routes, and `more` (the control API), under the same error handling; `max_body`: bytes of a request."""
+    app = web.Application(client_max_size=max_body, middlewares=[_errors])
     app.add_routes([*more, *harness.routes()])
     return app
 
@@ -182,6 +183,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, text, cause = 400, "the body is nested too deeply", error
     except CallFailed as error:
         status, text, cause = 500, str(error), error
+    except web.HTTPRequestEntityTooLarge as error:
+        status, text, cause = 413, f"the body is larger than gateway.max_body_mb allows ({error.text})", error
     except web.HTTPException as error:
         status, text, cause = error.status, error.text or error.reason, error
     except (ConnectionResetError, asyncio.CancelledError):
@@ -191,7 +194,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         log.exception("%s %s", request.method, resource.canonical if resource else "?")
         status, text, cause = 500, f"{type(error).__name__}: {error}", error
     spoken = next((dialect for dialect in DIALECTS if request.path.endswith(dialect.path)), DIALECTS[0])
-    headers = {"x-should-retry": "false"} if status in FINAL else None
+    headers = {"x-should-retry": "false"} if status in FINAL or isinstance(cause, Spent) else None
     return web.Response(status=status, body=spoken.error_body(status, text, cause), content_type="application/json", headers=headers)
 
 

@@ -36,6 +36,10 @@ class BadRequest(Exception):
     """The harness asked for something that can't be done; the text is for the harness (HTTP 400)."""
 
 
+class Spent(BadRequest):
+    """The execution has used up its calls or its tokens: no other request will do better."""
+
+
 class PromptTooLong(BadRequest):
     """The prompt leaves no room for an answer. Dialects have a code of their own for it: harnesses compact by it."""
 

@@ -129,7 +129,8 @@ class Gateway:
         await self._recover(parts)
         api = self._make_api(parts)
         harness = HarnessApi(recorder, parts.ledger, MODEL_NAME, self.config.gateway.ping)
-        async with listening(build_app(harness, api.routes()), self._host, self.config.gateway.port, self.paths.root) as address:
+        app = build_app(harness, api.routes(), self.config.gateway.max_body_mb << 20)
+        async with listening(app, self._host, self.config.gateway.port, self.paths.root) as address:
             log.info("listening on %s and %s", address.url, address.socket)
             await self._begun(parts, address)
             beside = [asyncio.create_task(chore) for chore in (self._seal_now_and_then(store, parts.ledger), *self._chores(parts))]
@@ -223,7 +224,8 @@ class Gateway:
 def settings_of(config: Config) -> RecorderSettings:
     """How calls of this run are sampled and limited."""
     sampling, window = config.rollout, config.model.window
-    return RecorderSettings(config.run.seed, window, sampling.temperature, sampling.top_p, sampling.top_k, config.gateway.max_calls)
+    calls, tokens = config.gateway.max_calls, config.gateway.max_tokens
+    return RecorderSettings(config.run.seed, window, sampling.temperature, sampling.top_p, sampling.top_k, calls, tokens)
 
 
 def stopped_by(error: Exception) -> GyreError:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from gyre_hpc.engines.prompt import Prompt, Run
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
 from gyre_hpc.gateway.bodies import Memory
-from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, PromptTooLong, Started
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, PromptTooLong, Spent, Started
 from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
 from gyre_hpc.gateway.live import Live, Texts
@@ -64,7 +65,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class RecorderSettings:
-    """How calls are sampled (the run's configuration rules, never the harness) and how many an execution may make."""
+    """How calls are sampled (the run's configuration rules, never the harness) and what an execution may spend."""
 
     seed: int
     window: int
@@ -73,6 +74,8 @@ class RecorderSettings:
     top_p: float = 1.0
     top_k: int = 0
     max_calls: int = 1000
+    max_tokens: int = 0
+    """Tokens that an execution may sample; 0: no limit."""
 
 
 @dataclass(frozen=True)
@@ -259,8 +262,7 @@ class Recorder:
 
     async def _call(self, live: Live, request: CallRequest, stream: CallStream) -> None:
         prompt = await self._prompt(live, request.conversation, request.agent)
-        if live.calls >= self._settings.max_calls:
-            raise BadRequest(f"this execution made {live.calls} calls, which is all it may make")
+        left = self._left(live)
         room = self._settings.window - len(prompt.ids)
         if room < 1:
             raise PromptTooLong(len(prompt.ids), self._settings.window - 1)
@@ -271,7 +273,7 @@ class Recorder:
         stream.push(Started(call, len(prompt.ids)))
         turn = self._turn(request, call, node, stream)
         if not stream.abandoned:
-            sampling = self._sampling(live.execution, ordinal, min(max(1, request.max_tokens), room))
+            sampling = self._sampling(live.execution, ordinal, min(max(1, request.max_tokens), room, left))
             self._texts.used(live, len(prompt.ids), self._live)
             await self._generate(live, GenerateRequest(f"call-{call}", prompt.ids, sampling), turn)
         await self._end(live, request, prompt, turn)
@@ -328,6 +330,15 @@ class Recorder:
         live.warnings += 1
         if live.warnings <= WARNINGS:
             self._on_fork({"execution": live.execution, "call": call, "difference": difference, "messages": depth})
+
+    def _left(self, live: Live) -> int:
+        """Tokens that this execution may still sample. Raises Spent."""
+        settings = self._settings
+        if live.calls >= settings.max_calls:
+            raise Spent(f"this execution made {live.calls} calls, which is all it may make")
+        if settings.max_tokens and live.tokens >= settings.max_tokens:
+            raise Spent(f"this execution sampled {live.tokens} tokens, which is all it may sample")
+        return settings.max_tokens - live.tokens if settings.max_tokens else sys.maxsize
 
     def _sampling(self, execution: int, ordinal: int, max_tokens: int) -> Sampling:
         s = self._settings

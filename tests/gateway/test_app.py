@@ -17,8 +17,9 @@ from aiohttp import web
 from gyre_hpc.engines.protocol import EngineFault
 from gyre_hpc.gateway.app import HarnessApi, build_app
 from gyre_hpc.gateway.ledger import Over
+from gyre_hpc.gateway.recorder import RecorderSettings
 from gyre_hpc.gateway.template import TurnRenderer
-from tests.gateway.fakes import Bench, bench, serving, tool_call
+from tests.gateway.fakes import Bench, Secrets, bench, serving, tool_call
 from trees.records import Fate
 
 BASH: Any = {"name": "bash", "description": "run", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
@@ -121,6 +122,31 @@ async def test_the_secret_may_come_as_a_key(url: str, http: aiohttp.ClientSessio
         async with http.post(f"{url}/v1/messages", json=body(), headers=headers) as answer:
             assert answer.status == status
             assert answer.headers.get("x-should-retry") == ("false" if status == 401 else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+async def test_what_can_never_be_done_makes_clients_stop(
+    tmp_path: Path, renderer: TurnRenderer, http: aiohttp.ClientSession, path: str
+) -> None:
+    """An execution that has spent its calls, and a body that is too large: a clean refusal that says not to retry."""
+    async with bench(tmp_path / "spent", renderer, RecorderSettings(seed=0, window=4096, max_calls=1)) as b:
+        runner = web.AppRunner(build_app(HarnessApi(b.recorder, Secrets(s0=0), "policy"), max_body=5000))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}/x/s0{path}"
+            turn = {"role": "user", "content": "hi"}
+            asked = {"model": "m", "max_tokens": 9, "messages": [turn], "input": [turn]}
+            answers = []
+            for extra in ({}, {"user": "1"}, {"user": "x" * 6000}):
+                async with http.post(url, json={**asked, **extra}) as answer:
+                    answers.append((answer.status, answer.headers.get("x-should-retry"), (await answer.json()).get("error")))
+        finally:
+            await runner.cleanup()
+    assert [answer[:2] for answer in answers] == [(200, None), (400, "false"), (413, "false")]
+    assert "all it may make" in answers[1][2]["message"]
+    assert "gateway.max_body_mb" in answers[2][2]["message"]
 
 
 async def test_an_execution_that_is_over_makes_clients_stop(made: Bench, http: aiohttp.ClientSession) -> None:

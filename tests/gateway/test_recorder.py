@@ -14,7 +14,7 @@ import pytest
 from blake3 import blake3
 
 from gyre_hpc.engines.protocol import EngineFault
-from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Ended, Started
+from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Ended, Spent, Started
 from gyre_hpc.gateway.canonical import Conversation, Head, normalise_messages
 from gyre_hpc.gateway.recorder import CallRequest, RecorderSettings
 from gyre_hpc.gateway.template import TurnRenderer
@@ -348,6 +348,20 @@ async def test_limits(tmp_path: Path, renderer: TurnRenderer) -> None:
             await ask(b, say("d"))
         assert await b.recorder.count(0, Conversation(HEAD, normalise_messages(say("go")))) == len(b.engine.seen[0].prompt)
         assert len(b.tree().calls) == 3
+
+
+async def test_an_execution_samples_no_more_than_its_tokens(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """The answer that reaches the cap is cut there; what is asked afterwards is refused."""
+    async with bench(tmp_path / "t", renderer, RecorderSettings(seed=0, window=400, max_tokens=10)) as b:
+        await ask(b, say("go"), "four")  # five tokens: the end of the turn is one
+        await ask(b, say("on"), "123456789")
+        assert [request.sampling.max_tokens for request in b.engine.seen] == [10, 5]
+        with pytest.raises(Spent, match="sampled 10 tokens, which is all it may sample"):
+            await ask(b, say("more"))
+        await ask(b, say("go"), execution=1)
+        tree = b.tree()
+        assert [call.finish for call in tree.calls.values()] == ["stop", "length"]
+        assert sum(tree.nodes[call.sampled].length for call in tree.calls.values()) == 10
 
 
 async def test_an_answer_that_said_nothing_is_superseded_when_it_is_asked_for_again(made: Bench) -> None:
