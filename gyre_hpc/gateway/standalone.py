@@ -108,12 +108,12 @@ class Standalone(Gateway):
 
     async def _begun(self, parts: Parts, address: Address) -> None:
         self._address = address
-        fields = {"url": address.url, "socket": address.socket, "pid": address.pid, "secret": self._declared.secret("api")}
-        write_private(self.paths.gateway, fields)
         servers = ", ".join(self.config.upstream.urls)
         self._say(f"gateway at {address.url} before {servers}; run {self.paths.root}; its secret is in {self.paths.gateway}")
         for name in self._keys:
             await self._begin(parts, name)
+        fields = {"url": address.url, "socket": address.socket, "pid": address.pid, "secret": self._declared.secret("api")}
+        write_private(self.paths.gateway, fields)
 
     async def _begin(self, parts: Parts, name: str) -> None:
         """One execution for a harness that somebody starts by hand; the one of that name, if it lives."""

@@ -77,6 +77,8 @@ class View:
                 )
             case "execution.end":
                 self._endings[event["reason"]] = self._endings.get(event["reason"], 0) + 1
+            case "warning.fork":
+                self._notes.append(f"execution {event['execution']}: a fork that nothing explains ({event['difference']})")
             case "failure":
                 self._notes.append(f"failure: {event['what']}")
 

@@ -38,6 +38,8 @@ class Endpoint:
         self.raw = False
         self.bos = False
         """It puts a token of its own before every prompt."""
+        self.broken = False
+        """Its connections break, and new calls are refused."""
         self.pause = 0.0
         """Seconds between two chunks."""
         self.other_text = ""
@@ -75,6 +77,8 @@ class Endpoint:
         probe = body["temperature"] == 0.0 and body["max_tokens"] <= 4
         if not probe:
             self.asked.append(body)
+            if self.broken:
+                return web.json_response({"error": "it broke"}, status=503)
             if self.statuses:
                 return web.json_response({"error": {"message": "busy"}}, status=self.statuses.pop(0))
         tokens = self.tokens(probe)[: body["max_tokens"]]
@@ -89,6 +93,9 @@ class Endpoint:
             if not probe:
                 await asyncio.sleep(self.pause)
                 await self.gate.wait()
+                if self.broken and request.transport is not None:
+                    request.transport.abort()
+                    return response
         await response.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
         return response
 

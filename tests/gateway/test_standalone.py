@@ -279,6 +279,31 @@ async def test_the_example_of_the_documentation(config: Path, server: Endpoint, 
         assert (status["finished"], status["version"]) == (4, 1)
 
 
+async def test_a_call_outlives_the_server_that_it_began_on(config: Path, server: Endpoint, renderer: TurnRenderer) -> None:
+    async with endpoint(renderer) as second:
+        server.replies, second.replies = ["abcdefgh", "xyz"], ["abcdefgh", "xyz"]
+        server.gate.clear()
+        second.gate.clear()
+        async with gateway(config, f"upstream.urls=['{server.url}','{second.url}']") as running:
+            (item,) = (await running.api("/api/groups", {"task": "t"}))["executions"]
+            claude = anthropic.AsyncAnthropic(base_url=item["anthropic_base_url"], api_key="none", max_retries=0)
+            asking = asyncio.create_task(claude.messages.create(model="m", max_tokens=50, messages=GO))  # type: ignore[arg-type]
+            async with asyncio.timeout(10):
+                while (await running.api("/api/status"))["tokens"] < 3:
+                    await asyncio.sleep(0.02)
+            began, other = (server, second) if server.said else (second, server)
+            other.replies.pop(0)
+            began.broken = True
+            began.gate.set()
+            other.gate.set()
+            message = await asyncio.wait_for(asking, 10)
+            assert message.content[0].text == "abcxyz"  # type: ignore[union-attr]
+            assert other.asked[0]["prompt"] == began.asked[0]["prompt"] + began.said[0][:3]
+            assert (await running.stop())[0] == 0
+        (call,) = StoreReader(running.paths.trees).tree(0).calls.values()
+        assert call.fate is Fate.DELIVERED
+
+
 async def test_by_hand_without_any_api(config: Path, server: Endpoint) -> None:
     server.replies += ["hello"]
     async with gateway(config, "--key", "mine", "--harness", "codex") as running:
@@ -308,6 +333,15 @@ async def test_strangers_and_mistakes_at_the_api(config: Path) -> None:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {running.address['secret']}\u00e9"}):
             async with running.http.get(f"{running.address['url']}/api/status", headers=headers) as answer:
                 assert answer.status == 401
+        (mine, other) = (await running.api("/api/groups", {"task": "t", "size": 2, "group": 0}))["executions"]
+        async with running.http.get(
+            f"{running.address['url']}/api/status", headers={"Authorization": f"Bearer {mine['secret']}"}
+        ) as answer:
+            assert answer.status == 401
+        swapped = f"{mine['execution']}-{other['secret'].partition('-')[2]}"
+        for secret in (running.address["secret"], f"{mine['execution']}-{running.address['secret']}", swapped):
+            async with running.http.get(f"{running.address['url']}/x/{secret}/v1/models") as answer:
+                assert (answer.status, answer.headers["x-should-retry"]) == (401, "false")
         await running.api("/api/groups", {"task": ""}, 400)
         await running.api("/api/groups", {"task": "t", "sise": 3}, 400)
         assert "claude-code" in (await running.api("/api/groups", {"task": "t", "harness": "x"}, 400))["error"]
