@@ -3,9 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trees.forests import SIZE, Model, Turn, turns
+import trees.catalogue
+from tests.trees.forests import SIZE, Model, Play, Turn, forests, turns
 from trees.records import CallEnd, Execution, Fate, Intent, Node, NodeKind, Role
 from trees.selection import select_paths
+from trees.store import StoreReader
 from trees.tree import Call, Tree, build
 
 
@@ -112,3 +114,38 @@ def test_an_incomplete_tree_and_one_without_targets_are_not_trained_on():
 def test_the_class_of_a_context_leaf_is_that_of_the_call_it_prompted():
     tree = grow([Turn(4, 0, 1, 0, Role.SUB_AGENT, Fate.BROKEN, "")])
     assert [tree.role_of(leaf) for leaf in tree.leaves] == [Role.SUB_AGENT]
+
+
+def as_bytes(paths):
+    return [(p.execution, p.nodes, p.weight, *(a.tobytes() for a in (p.tokens, p.targets, p.logprobs, p.versions))) for p in paths]
+
+
+@given(forests, st.integers(1, 4), st.integers(0, 5))
+@settings(max_examples=20, deadline=None)
+def test_the_rows_of_an_execution_that_is_over_stay_wherever_it_lies(tmp_path_factory, rows, jmax, seed):
+    """In the journal, in a segment, in a merged one; while others grow beside it: bit by bit the same rows."""
+    directory = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trees.catalogue, "FAN", 2)
+        play, chosen = Play(directory), {}
+        with StoreReader(directory) as reader:
+            for turn in rows:
+                play.play([turn])
+                play.writer.commit()
+                reader.refresh()
+                for execution in play.model.ends:
+                    paths = as_bytes(select_paths(reader.tree(execution), jmax, seed))
+                    assert chosen.setdefault(execution, paths) == paths
+        play.writer.close()
+    with StoreReader(directory) as reader:
+        grown = [reader.tree(execution) for execution in chosen]
+        trained = [node for tree in grown for path in select_paths(tree, 99, seed) for node in targets_of(tree, path)]
+        own = [(tree, node) for tree in grown if not tree.incomplete for node in tree.nodes if tree.is_target(node)]
+        assert sorted(trained) == sorted(node for _, node in own)
+        assert all(tree.nodes[node].execution == tree.execution.execution for tree, node in own)
+
+
+def targets_of(tree, path):
+    """Nodes of which the path trains tokens."""
+    ends = np.cumsum([tree.nodes[node].length for node in path.nodes])
+    return [node for node, end in zip(path.nodes, ends, strict=True) if path.targets[end - 1]]
