@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 import trees.reader
 import trees.sealed
 from tests.trees.forests import begin, finish
+from trees.journal import Scan, frame
 from trees.records import Group, Role
 from trees.stats import stats
 from trees.store import StoreError, StoreReader, StoreWriter
+from trees.verify import verify
 
 
 def test_refresh_reads_only_what_is_new(tmp_path, monkeypatch):
@@ -100,3 +103,35 @@ def test_a_rotation_opens_no_segment_and_a_question_only_the_one_that_answers_it
             assert opened == []
             assert reader.tree(number).execution.group == number
             assert opened == [f"segment-{number + 1:06d}.h5"]
+
+
+def test_a_store_of_the_first_schema_is_read_and_goes_on(tmp_path):
+    """Its header gave the number of segments only."""
+    with StoreWriter(tmp_path, {"run": "old"}) as writer:
+        for number in range(2):
+            begin(writer, group=number)
+            finish(writer, number)
+            writer.seal()
+        begin(writer, group=2)
+    journal = tmp_path / "journal-000003.log"
+    fd = os.open(journal, os.O_RDONLY)
+    header, *payloads = Scan(fd).frames()
+    os.close(fd)
+    new = json.loads(header)
+    old = {key: new[key] for key in ("generation", "next_node", "next_call", "next_execution", "provenance")}
+    frames = [json.dumps({"schema": 1, "segments": 2, **old}).encode(), *payloads]
+    journal.write_bytes(b"".join(frame(seq, payload) for seq, payload in enumerate(frames)))
+    assert verify(tmp_path) == []
+    with StoreReader(tmp_path) as reader:
+        assert list(reader.executions()) == list(reader.groups()) == [0, 1, 2]
+        assert list(reader.ends()) == [0, 1]
+    with StoreWriter(tmp_path) as writer:
+        with pytest.raises(ValueError, match="exists"):
+            writer.append(Group(1, "t", 1, 0, 0))
+        finish(writer, 2)
+        assert [path.name for path in writer.seal()] == ["segment-000003.h5"]
+    with StoreReader(tmp_path) as reader:
+        assert list(reader.ends()) == [0, 1, 2]
+        assert [entry.digest == "" for entry in reader.header.segments] == [True, True, False]
+        assert reader.header.provenance == {"run": "old"}
+    assert verify(tmp_path) == []

@@ -4,7 +4,8 @@ import subprocess
 import h5py
 
 from tests.trees.forests import begin, finish, one_call
-from trees.records import Role
+from trees.records import Execution, ExecutionEnd, Group, Role
+from trees.segment import DESCRIPTIONS
 from trees.store import StoreWriter
 
 
@@ -30,3 +31,37 @@ def test_a_segment_explains_itself_to_plain_tools(tmp_path):
             assert dataset.compression == "gzip"
             assert dataset.chunks
             assert dataset.attrs["description"]
+
+
+def test_a_small_segment_is_small_and_has_no_bytes_without_a_checksum(tmp_path):
+    with StoreWriter(tmp_path, {"revision": "abc"}) as writer:
+        begin(writer)
+        one_call(writer, 0, writer.context_node(-1, [1, 2, 3], 0, -1, Role.MAIN))
+        finish(writer, 0)
+        (segment,) = writer.seal()
+    assert segment.stat().st_size < 25_000
+    with h5py.File(segment) as file:
+        objects = [file["/"]]
+        file.visititems(lambda name, item: objects.append(item))
+        for item in objects:
+            for name in item.attrs:
+                kind = h5py.check_string_dtype(item.attrs.get_id(name).dtype)
+                assert kind is None or kind.length  # strings of variable length lie in heaps without checksums
+        assert len(objects) == 1 + 4 + len(DESCRIPTIONS)
+    version = segment.read_bytes()[8]
+    assert version == 3  # of the superblock: HDF5 1.10 and later
+
+
+def test_wide_texts_lie_in_chunks_of_few_rows_and_columns_in_one(tmp_path):
+    with StoreWriter(tmp_path) as writer:
+        writer.append(Group(0, "t", 400, 0, 0))
+        for index in range(400):
+            execution = writer.allocate_execution()
+            writer.append(Execution(execution, 0, index, 0))
+            writer.append(ExecutionEnd(execution, "done", 1.0, True, 0, 0, 0.0, "x" * 1000))
+        (segment,) = writer.seal()
+    with h5py.File(segment) as file:
+        assert file["executions/detail"].chunks == (262,)
+        assert file["executions/id"].chunks == (400,)
+        assert file["calls/id"].shape == (0,)
+        assert len({bytes(text) for text in file["executions/detail"][:]}) == 1
