@@ -26,6 +26,8 @@ PORT = 9747
 _START = 60.0
 """Seconds in which a client tells its version: most read some hundred MiB for it."""
 _FILES = 4096
+_PROCESSES = 512
+"""At least: threads count, and a client has some dozens before its first tool runs."""
 _SCRATCH = 1 << 30
 """Bytes of /tmp at least: clients unpack libraries there and keep their sessions in HOME."""
 _FILE = 1 << 30
@@ -99,6 +101,7 @@ class Foreign:
         return replace(
             base,
             reserving=True,
+            processes=max(base.processes, _PROCESSES),
             files=max(base.files, _FILES),
             scratch=max(base.scratch, _SCRATCH),
             file=max(base.file, _FILE),

@@ -12,6 +12,8 @@ from gyre_hpc.errors import ConfigError
 from gyre_hpc.executions import sandbox
 
 SOCKET = "/run/gyre/gateway.sock"
+MODEL = "policy"
+"""The model's name, the same in every run: some clients tell the model its name in their prompt."""
 HARNESS = "/run/gyre/harness"
 """Where a box shows our own compiled files."""
 

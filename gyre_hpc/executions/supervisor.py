@@ -29,7 +29,7 @@ from gyre_hpc.errors import ExitCode, GyreError
 from gyre_hpc.executions import endings, programs, sandbox, scoring, workspace
 from gyre_hpc.executions.control import Control, Work
 from gyre_hpc.executions.endings import Ending
-from gyre_hpc.executions.program import Program
+from gyre_hpc.executions.program import MODEL, Program
 from gyre_hpc.executions.relay import local_socket
 from gyre_hpc.executions.scratch import scratch
 from gyre_hpc.failure import as_failure, record_failure
@@ -162,7 +162,7 @@ class Supervisor:
         return Outcome(ending, verdict.score, endings.TABLE[ending].valid, detail)
 
     def _start(self, work: Work, folder: workspace.Folder, instruction: str) -> sandbox.Running:
-        start = self._program.start(self._socket, work.secret, work.seed, self._config.run.name or "policy", instruction)
+        start = self._program.start(self._socket, work.secret, work.seed, MODEL, instruction)
         limits = self._program.limits(scoring.limits_of(self._config.harness))
         box = sandbox.Box(folder.work.resolve(), mounts=start.mounts, env=start.env, limits=limits)
         with open(folder.log, "wb") as output:
