@@ -1,0 +1,245 @@
+"""The gateway as a proxy: what a streamed call costs beside a plain pass-through, and how many are recorded durably in a second.
+
+    python -m benchmarks.gateway_proxy [--calls 400] [--connections 32] [--chunks 24] [--wire torch|vllm] [--profile]
+
+A fake engine answers at once: 24 KB of text (6,000 tokens) in `--chunks` pieces. In front of it, each in a process of its own: the
+gateway (dialect, recorder, store with its fsyncs, router, the real client of that engine), and a plain aiohttp pass-through, which copies
+a stream of the same text. A load generator calls either over loopback: on one connection, then on many; each call is a new conversation
+of 2 KB. CPU is that of the process in the middle, all of its threads. The gateway's engine speaks as `--wire` says: ids, log-probs and
+weight versions (torch: 170 KB for a reply; vllm: 500 KB, since vLLM tells each log-prob as an object); the other's sends text alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import cProfile
+import itertools
+import pstats
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+import orjson
+import uvloop
+from aiohttp import web
+
+from benchmarks import vocabulary
+from gyre_hpc.engines import vllm_guard
+from gyre_hpc.engines.protocol import EngineAddress
+from gyre_hpc.gateway.app import HarnessApi, build_app
+from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
+from gyre_hpc.gateway.router import Router
+from gyre_hpc.gateway.template import TurnRenderer
+from trees.records import Execution, Group
+from trees.store import StoreWriter
+
+REPLY = 24_000
+"""Characters of a reply."""
+SYSTEM = "You are an agent that works on software. " * 20
+WINDOW = 32_768
+EXECUTIONS = 64
+Bodies = Iterator[bytes]
+
+
+def engine(port: int, chunks: int) -> None:
+    """Fake of an inference server: the same reply to everything, at once."""
+    tokenizer = TurnRenderer(vocabulary.directory()).tokenizer
+    ids: list[int] = tokenizer.encode(vocabulary.corpus(REPLY) + "<|im_end|>", add_special_tokens=False).ids
+    size = -(-len(ids) // chunks)
+    parts = [ids[at : at + size] for at in range(0, len(ids), size)]
+    answers: dict[str, list[bytes]] = {"torch": [], "vllm": [], "text": []}
+    for part in parts:
+        finish = "stop" if part is parts[-1] else None
+        logprobs = [-0.123456789 * (i % 7 + 1) for i in part]
+        content = [{"token": "", "logprob": value, "bytes": None, "top_logprobs": []} for value in logprobs]
+        choice = {"index": 0, "token_ids": part, "logprobs": {"content": content}, "finish_reason": finish, "weight_versions": None}
+        answers["torch"].append(orjson.dumps({"t": part, "l": logprobs, "v": [1] * len(part), "f": finish}) + b"\n")
+        answers["vllm"].append(b"data: " + orjson.dumps({"choices": [choice]}) + b"\n\n")
+        answers["text"].append(b"data: " + orjson.dumps({"delta": {"text": tokenizer.decode(part)}}) + b"\n\n")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse(headers={vllm_guard.HEADER: "1"})
+        await response.prepare(request)
+        wire = "torch" if request.path.endswith("/generate") and "inference" not in request.path else "vllm"
+        for event in answers["text" if request.path == "/v1/messages" else wire]:
+            await response.write(event)
+        await response.write_eof()
+        return response
+
+    app = web.Application(client_max_size=1 << 28)
+    app.add_routes([web.post(path, answer) for path in ("/generate", "/inference/v1/generate", "/v1/messages")])
+    _serve(app, port)
+
+
+def plain(port: int, behind: int) -> None:
+    """The pass-through."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        async with session[0].post(f"http://127.0.0.1:{behind}/v1/messages", data=await request.read()) as upstream:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            async for chunk in upstream.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+    async def started(app: web.Application) -> None:
+        session.append(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+
+    async def ended(app: web.Application) -> None:
+        await session[0].close()
+
+    session: list[aiohttp.ClientSession] = []
+    app = web.Application(client_max_size=1 << 28)
+    app.on_startup.append(started)
+    app.on_cleanup.append(ended)
+    app.add_routes([web.post("/x/{secret}/v1/messages", forward), web.get("/cpu", _cpu)])
+    _serve(app, port)
+
+
+class Secrets:
+    """Fake of the ledger: executions by their number."""
+
+    def execution_of(self, secret: str) -> int | None:
+        """See gyre_hpc.gateway.app.Executions."""
+        return int(secret)
+
+
+def gateway(port: int, behind: int, wire: str, folder: Path, profile: bool) -> None:
+    """The gateway, without control API and supervisors."""
+    store = StoreWriter(folder)
+    store.append(Group(0, "task", EXECUTIONS, 0, 0))
+    for index in range(EXECUTIONS):
+        store.append(Execution(store.allocate_execution(), 0, index, 0))
+    renderer = TurnRenderer(vocabulary.directory())
+    profiler = cProfile.Profile(time.thread_time)
+
+    async def cpu(request: web.Request) -> web.Response:
+        if profile:
+            profiler.enable()
+        return await _cpu(request)
+
+    async def made() -> web.Application:
+        router = Router()
+        router.set_route(0, EngineAddress(wire, f"http://127.0.0.1:{behind}", EXECUTIONS, WINDOW))
+        router.open(0)
+        recorder = Recorder(store, renderer, router, RecorderSettings(seed=1, window=WINDOW, max_calls=1 << 30), print)
+        return build_app(HarnessApi(recorder, Secrets(), "policy"), [web.get("/cpu", cpu)])
+
+    _serve(made(), port)
+    if profile:
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(32)
+
+
+async def _cpu(request: web.Request) -> web.Response:
+    return web.Response(body=orjson.dumps(time.process_time()))
+
+
+def _serve(app: Any, port: int) -> None:
+    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, loop=uvloop.new_event_loop())
+
+
+async def load(url: str, connections: int, calls: int, bodies: Bodies) -> dict[str, float]:
+    """Milliseconds of CPU a call in the process at `url`, latency (p50, ms) and calls in a second."""
+    times: list[float] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def cpu() -> float:
+            async with session.get(f"{url}/cpu") as answer:
+                return float(await answer.read())
+
+        async def client(number: int, calls: int) -> None:
+            for _ in range(calls):
+                began = time.perf_counter()
+                async with session.post(f"{url}/x/{number % EXECUTIONS}/v1/messages", data=next(bodies)) as answer:
+                    got = await answer.read()
+                times.append(time.perf_counter() - began)
+                if answer.status != 200 or len(got) < REPLY:
+                    raise SystemExit(f"{url}: {answer.status} {got[:200]!r}")
+
+        await asyncio.gather(*(client(number, 2) for number in range(connections)))
+        times.clear()
+        before, began = await cpu(), time.perf_counter()
+        await asyncio.gather(*(client(number, calls // connections) for number in range(connections)))
+        seconds, spent = time.perf_counter() - began, await cpu() - before
+    return {"cpu": spent / len(times) * 1e3, "p50": median(times) * 1e3, "rate": len(times) / seconds}
+
+
+def requests() -> Bodies:
+    """Each a new conversation."""
+    for number in itertools.count():
+        message = {"role": "user", "content": f"Task {number}. " + "Say what you see in the folder and go on. " * 25}
+        yield orjson.dumps({"model": "policy", "messages": [message], "system": SYSTEM, "max_tokens": 20_000, "stream": True})
+
+
+@contextlib.contextmanager
+def process(role: str, port: int, *more: str) -> Iterator[str]:
+    """One of the three, in a process of its own."""
+    child = subprocess.Popen([sys.executable, "-m", "benchmarks.gateway_proxy", "--role", role, "--port", str(port), *more])
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            if child.poll() is not None:
+                raise SystemExit(f"{role} ended")
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+def free_port() -> int:
+    """One that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure both and print the table."""
+    behind, bodies, rows = free_port(), requests(), []
+    shared = ["--behind", str(behind), "--wire", options.wire]
+    with process("engine", behind, "--chunks", str(options.chunks)), tempfile.TemporaryDirectory() as folder:
+        for role in ("plain", "gateway"):
+            more = ["--folder", folder, *(["--profile"] if options.profile and role == "gateway" else [])]
+            with process(role, free_port(), *shared, *more) as url:
+                for connections in (1, options.connections):
+                    rows.append((role, connections, uvloop.run(load(url, connections, options.calls, bodies))))
+    print(f"\n{options.wire} wire, replies of {REPLY // 1000} KB in {options.chunks} pieces\n")
+    print(f"{'':>9} {'connections':>12} {'p50 ms':>8} {'CPU ms a call':>14} {'calls/s':>9} {'x plain CPU':>12}")
+    base = {connections: row["cpu"] for role, connections, row in rows if role == "plain"}
+    for role, connections, row in rows:
+        ratio = row["cpu"] / base[connections]
+        print(f"{role:>9} {connections:>12} {row['p50']:>8.2f} {row['cpu']:>14.2f} {row['rate']:>9.0f} {ratio:>11.1f}x")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--chunks", type=int, default=24)
+    parser.add_argument("--wire", choices=["torch", "vllm"], default="torch")
+    parser.add_argument("--profile", action="store_true", help="print where the gateway's time goes")
+    for name in ("--role", "--port", "--behind", "--folder"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.role == "engine":
+        engine(int(asked.port), asked.chunks)
+    elif asked.role == "plain":
+        plain(int(asked.port), int(asked.behind))
+    elif asked.role == "gateway":
+        gateway(int(asked.port), int(asked.behind), asked.wire, Path(asked.folder), asked.profile)
+    else:
+        main(asked)
