@@ -20,6 +20,8 @@ from gyre_hpc.config import check, load
 from gyre_hpc.driver import provenance
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.events import EventLog
+from trees.records import Execution, ExecutionEnd, Group
+from trees.store import StoreWriter
 
 
 @dataclass(frozen=True)
@@ -157,3 +159,18 @@ def test_a_disk_that_takes_nothing_is_one_line_and_resumable(gyre: Gyre, tmp_pat
     assert said.returncode == 75
     assert said.stderr.startswith("gyre: run/provenance.json: No space left on device; ")
     assert said.stderr.count("\n") == 1
+
+
+def test_trees_are_repaired_and_the_lost_named(gyre: Gyre, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "trees") as writer:
+        writer.append(Group(0, "t", 1, 0, 0))
+        writer.append(Execution(writer.allocate_execution(), 0, 0, 0))
+        writer.append(ExecutionEnd(0, "done", 1.0, True, 0, 0, 0.0))
+        (segment,) = writer.seal()
+    assert json.loads(gyre("trees", "repair", str(tmp_path), "--json").stdout)["done"] == []
+    segment.write_bytes(segment.read_bytes()[:-1000])
+    assert gyre("trees", "verify", str(tmp_path)).returncode == 1
+    found = gyre("trees", "repair", str(tmp_path), "--json")
+    assert (found.returncode, json.loads(found.stdout)["lost"]) == (0, [0])
+    assert gyre("trees", "verify", str(tmp_path)).returncode == 0
+    assert (tmp_path / "trees" / "damaged" / segment.name).exists()

@@ -343,7 +343,7 @@ def test_every_field_of_a_step_is_described() -> None:
     assert not {name for name in fields - {"schedule", "fields"} if f"`{name}`" not in text}
 
 
-@pytest.mark.parametrize("command", ["status", "report", "trees stats", "trees ls", "trees show", "trees verify"])
+@pytest.mark.parametrize("command", ["status", "report", "trees stats", "trees ls", "trees show", "trees verify", "trees repair"])
 def test_json_has_the_fields_that_are_named(
     command: str, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
