@@ -153,7 +153,8 @@ class ChatAnswer:
         return PING
 
     def broken(self, message: str, final: bool = False) -> bytes:
-        return b"data: " + openai.error_body(500, message) + b"\n\n"
+        """A reset alone is repeated, or goes on from the text so far; behind an error event qwen-code gives up."""
+        return b"data: " + openai.error_body(400, message) + b"\n\n" if final else b""
 
     def whole(self, events: Iterable[Event]) -> bytes:
         started, pieces, ended = sort_events(events)

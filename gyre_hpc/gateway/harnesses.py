@@ -22,7 +22,8 @@ class Harness:
     `ids`: (header that its sub-agents alone send, header with the sub-agent's own id). With them, a conversation without an id is main's.
     `summary_asked`: in the last turn of a conversation that is to be summarised; `summary_system`: the system prompt of such a call.
     `side_system`: the system prompt of a side query (a title, a look back), which is nobody's conversation. `always_tools`: what it asks
-    without tools is a side query, too, unless a summary is asked for.
+    without tools is a side query, too, unless a summary is asked for. `own_words`: what it puts before the policy's words in a turn of the
+    assistant; such a turn is its own.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Harness:
     summary_system: Patterns = ()
     side_system: Patterns = ()
     always_tools: bool = False
+    own_words: Patterns = ()
 
     def agent(self, headers: Mapping[str, str]) -> str:
         """The id of the sub-agent that calls, or ""."""
@@ -58,6 +60,7 @@ QWEN_CODE = Harness(
     summary_asked=_patterns(r"(produce|generate) the <state_snapshot>"),
     summary_system=_patterns(r"^You are the component that summarizes"),
     side_system=_patterns(r"^You are now acting as the managed memory", r"^You are a (title|suggestion) generator"),
+    own_words=_patterns(r"^Got it\. Thanks for the additional context!"),  # behind a summary, in the turn whose tools are still at work
 )
 OPENCODE = Harness(
     "opencode",

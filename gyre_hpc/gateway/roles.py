@@ -16,7 +16,8 @@ Side queries train last, whoever asks them and whenever: a title that is asked b
 `difference` is told apart so that false forks are seen. `drift`: an assistant turn stands where ours was delivered, or carries one of our
 tool calls, in a form which the canonical rules do not know; no intention of a harness explains it, and it should never be met
 (`UNEXPLAINED`). `lost-call`: an assistant turn stands where a call was dispatched and no answer of it is recorded as delivered: a gateway
-died, or a stream broke and the harness kept its beginning. Every other class is the harness's intention.
+died, or a stream broke and the harness kept its beginning (qwen-code puts the next answer's
+calls behind that, in one turn). Every other class is the harness's intention.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class History:
 
     def classify(self, conversation: Conversation, match: Match, agent: str) -> Asked:
         """The judgement on a request that continues what `match` found (node -1: nothing). O(what is new)."""
-        strange, prompt = self._strange(conversation.messages[match.depth :], match.digest)
+        own_words = conversation.harness.own_words
+        strange, prompt = self._strange(conversation.messages[match.depth :], match.digest, own_words)
         verdict = self._verdict(conversation, match, agent, prompt, strange)
         first = conversation.messages[0].key if match.node < 0 and conversation.messages else b""
         return Asked(agent, conversation.head.key, prompt, match.node, verdict, first, bool(conversation.head.tools))
@@ -114,14 +116,14 @@ class History:
             difference = strange if strange and difference == "edit" else difference
         return Verdict(base, _SUMMARY_OF.get(base, base) if summary else base, difference)
 
-    def _strange(self, tail: Sequence[Message], digest: bytes) -> tuple[str, bytes]:
+    def _strange(self, tail: Sequence[Message], digest: bytes, own_words: Patterns) -> tuple[str, bytes]:
         """`drift`, `lost-call` or "" by the first turn behind `digest` that we know nothing of; and the digest behind all of `tail`."""
         found = ""
         for turn in tail:
-            if not found and turn.role == "assistant" and turn.key not in self.replies:
+            if not found and turn.role == "assistant" and turn.key not in self.replies and not _any(own_words, turn.text):
                 place = self.answered.get(digest)
                 ours = any(tool in self.tool_ids for tool in turn.tool_ids)
-                found = "drift" if place or ours else "lost-call" if place is False else ""
+                found = "lost-call" if place is False else "drift" if place or ours else ""
             digest = chain(digest, turn.key)
         return found, digest
 

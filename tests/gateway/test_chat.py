@@ -223,7 +223,7 @@ def test_defaults_that_clients_spell_out_are_accepted() -> None:
 def test_what_keeps_alive_and_what_breaks() -> None:
     answer = ChatAnswer("m")
     assert answer.ping().startswith(b":")
-    assert orjson.loads(answer.broken("gone").removeprefix(b"data: "))["error"]["message"] == "gone"
+    assert orjson.loads(answer.broken("gone", final=True).removeprefix(b"data: "))["error"]["message"] == "gone"
 
 
 def test_rule_3_opencode_renames_calls_that_it_can_not_run() -> None:

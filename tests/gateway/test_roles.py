@@ -189,6 +189,21 @@ def test_qwen_summarises_under_another_system_prompt_whose_turns_these_are() -> 
     assert script.ask(memory, "task") == ASIDE  # when what it replays was a thought alone
 
 
+def test_a_turn_that_qwen_begins_with_words_of_its_own_is_no_drift() -> None:
+    """After a compaction it puts them before the call that is still at work, and then edits the turn before."""
+    script = Script(QWEN_CODE)
+    script.ask(MAIN, "task", reply=CALL)
+    asked = "First, reason in your <analysis> block. Then, produce the <state_snapshot> XML."
+    script.ask(MAIN, "task", CALL, asked, node=10, depth=2, reply="s")
+    for begin, difference in (("so far: s", "compaction"), ("reminder\nso far: s", "edit")):
+        turns = talk(MAIN, begin, CALL, "tool's answer").messages
+        words = {"type": "text", "text": "Got it. Thanks for the additional context!"}
+        mixed = Conversation(MAIN, (turns[0], normalise_message("assistant", [words, CALL]), turns[2]), QWEN_CODE)
+        verdict = script.history.classify(mixed, place(mixed, 0, -1), "")
+        assert verdict.verdict == Verdict(Role.MAIN, Role.MAIN, difference)
+        script.history.note(verdict)
+
+
 def test_a_conversation_that_lost_its_first_answer_is_the_same_one_edited() -> None:
     """mini-swe-agent drops a turn without a tool call, before its complaint."""
     script = Script()

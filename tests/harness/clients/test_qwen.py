@@ -46,9 +46,15 @@ async def test_scenario(tmp_path: Path, renderer: TurnRenderer, scenario: scenar
 
 
 async def test_a_call_that_breaks_for_good(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """It keeps the text that it has, asks to go on from there, and joins both into one turn: context, of a lost call, and no drift."""
     async with QWEN.bench(tmp_path, renderer, faults=0) as made:
         looks_back(made)
-        await scenarios.a_call_that_breaks_for_good(QWEN, made)
+        text = scenarios.LONG
+        ran = await QWEN.done(made, QWEN.add(1), Reply(text + QWEN.add("bad"), faults=1, at=len(text) + 40), QWEN.add(2))
+        assert ran.file("out.txt").split() == ["1", "2"]
+        made.exact(ran, ("clean", "lost-call", "side-query"))
+        assert mains(made, ran) == ["clean", "clean", "lost-call", "lost-call"]
+        assert [c.fate for c in made.calls(ran)].count(Fate.BROKEN) == 1
 
 
 async def test_sub_agents(tmp_path: Path, renderer: TurnRenderer) -> None:
@@ -71,14 +77,14 @@ def summary(asked: Asked) -> bool:
 
 
 async def test_compaction(tmp_path: Path, renderer: TurnRenderer) -> None:
-    """Its summary is asked for under the same head; then it goes on from it, for once with a turn of its own at the end."""
+    """Its summary is asked for under the same head; then it goes on from it, with words of its own before the call at work."""
     snapshot = "<state_snapshot>The numbers go to out.txt. [task-1]</state_snapshot>"
     async with QWEN.bench(tmp_path, renderer, {"model": {"window": 150_000}}) as made:
         looks_back(made)
         made.script.on("summary", summary, *[snapshot] * 4, spare=4)
         ran = await QWEN.done(made, *(shell(f"echo {i} >> out.txt; head -c 12000 /dev/zero | tr '\\0' {i}") for i in range(8)))
         assert ran.file("out.txt").split() == [str(i) for i in range(8)]
-        made.exact(ran, ("clean", "compaction", "side-query"))
+        made.exact(ran, ("clean", "compaction", "edit", "side-query"))
         roles = made.roles(ran)
         assert set(roles["main"]) == {Role.MAIN}
         assert set(roles["summary"]) == {Role.MAIN_SUMMARY}
