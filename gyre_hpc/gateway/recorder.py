@@ -316,6 +316,7 @@ class Recorder:
         live.trunk = (node, list(prompt.ids.runs), len(prompt.ids))
         silent = live.silent.pop(request.digest, None)
         if silent is not None:
+            live.delivered.pop(request.digest, None)  # if the new call breaks, the next one is new again
             self._store.append(replace(silent, fate=Fate.SUPERSEDED))
         self._store.append(Intent(call, live.execution, node, asked.verdict.role, request.digest))
         self._store.append(asked.boundary(live.execution, call, node, len(request.conversation.messages)))

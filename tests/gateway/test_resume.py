@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.gateway.calls import Ended, Started
+from gyre_hpc.engines.protocol import EngineFault
+from gyre_hpc.gateway.calls import CallFailed, Ended, Started
+from gyre_hpc.gateway.canonical import Head
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.resume import read_past
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.toolcalls import blocks_of
 from gyre_hpc.harness.texts import COMPACT
 from tests.gateway.fakes import Bench, ScriptedEngine, bench, tool_call
-from tests.gateway.test_recorder import Messages, ask, finished, request, result, say
+from tests.gateway.test_recorder import HEAD, Messages, ask, finished, request, result, say
 from trees.files import LOCK
+from trees.matching import MessageIndex
 from trees.records import Boundary, Fate, Role
 from trees.store import StoreWriter
 
@@ -151,3 +156,49 @@ async def test_a_journal_without_boundaries_or_with_notes_of_others_still_goes_o
     assert made.recorder.resume(0) == 0
     await ask(made, [*history, *say("on")], "second")
     assert len(made.tree().calls) == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_a_harness_does_the_journal_tells_the_same_history(made: Bench, seed: int) -> None:
+    """Random conversations, edits, sub-agents, summaries, titles, broken and cancelled calls: what a restart would read is what is held."""
+    rng = random.Random(seed)
+    histories: list[tuple[str, Head, Messages]] = []
+    for n in range(30):
+        kind = rng.choice(["new", "on", "on", "on", "edit", "summary", "title", "again", "other turn"])
+        agent, head, messages = rng.choice(histories) if histories else ("", HEAD, say("task"))
+        match kind:
+            case "new":
+                agent, head, messages = rng.choice(["", "", "a1", "a2"]), rng.choice([HEAD, Head("sub", HEAD.tools)]), say(f"task {n}")
+            case "on":
+                messages = [*messages, *say(f"turn {n}")]
+            case "edit":
+                messages = [*messages[: 2 * rng.randrange(len(messages) // 2 + 1)], *say(f"edited {n}")]
+            case "summary":
+                messages = [*messages, *say(COMPACT)]
+            case "title":
+                agent, head, messages = "", Head("Write a title."), [*messages, *say("title?")]
+            case "other turn" if len(messages) > 1:
+                messages = [*messages[:-1], {"role": "assistant", "content": f"never said {n}"}, *say("what?")]
+        if messages[-1]["role"] == "assistant":
+            messages = [*messages, *say("?")]
+        reply: str | Exception = rng.choice(["answer", "calling " + tool_call("bash", n=n), "", EngineFault("broke")])
+        if isinstance(reply, Exception):
+            made.engine.replies.append(reply)
+            with contextlib.suppress(CallFailed):
+                await finished(made.recorder.open(0, request(messages, head=head, agent=agent)))
+            made.engine.replies.clear()
+        else:
+            told = await ask(made, messages, reply, head=head, agent=agent)
+            made.engine.replies.clear()
+            histories.append((agent, head, result(told) if "tool_call" in reply else told))
+        past, live = read_past(made.store.forest, 0), made.recorder._live[0]
+        assert past.history == live.history, (n, kind)
+        assert (past.calls, past.tokens, past.lost) == (live.calls, live.tokens, 0)
+        assert past.delivered.keys() == live.delivered.keys()
+        assert {node: tokens.tolist() for node, (_, tokens) in past.nodes.items()} == {
+            node: tokens.tolist() for node, (_, tokens) in live.nodes.items()
+        }
+        held = MessageIndex()
+        for place in past.places:
+            held.restore(0, place)
+        assert held._own == {0: made.recorder._index._own.get(0, {})} or not past.places
