@@ -6,6 +6,7 @@ is in it, once, under the call that said it; nothing is missing, and no differen
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -82,8 +83,10 @@ class Bench:
     address: Address
     requests: list[Seen] = field(default_factory=list)
 
-    async def run(self, instruction: str, files: Mapping[str, str] | None = None, deadline: float = DEADLINE) -> Ran:
-        """Run the configured client on one execution, to its end; then the execution is ended at the gateway."""
+    async def run(
+        self, instruction: str, files: Mapping[str, str] | None = None, deadline: float = DEADLINE, stop: asyncio.Event | None = None
+    ) -> Ran:
+        """Run the configured client on one execution, to its end (or until `stop`); then the execution is ended at the gateway."""
         self.ledger.dispatch([Group(len(list(self.folder.glob("work-*"))), "task", 1, 0, 0)])
         given, *_ = self.ledger.work("node", 1, [])
         record, secret = int(given["execution"]), str(given["secret"])
@@ -98,7 +101,10 @@ class Bench:
         limits = program.limits(scoring.limits_of(self.config.harness))
         box = sandbox.Box(work, mounts=start.mounts, env=start.env, limits=limits)
         with open(root / "output", "wb") as output:
-            ended = await sandbox.start(sandbox.detect(), box, start.argv, output).wait(deadline)
+            running = sandbox.start(sandbox.detect(), box, start.argv, output)
+            if stop is not None:
+                self.script.act(lambda: _kill(running, stop))
+            ended = await running.wait(deadline)
         calls, tokens = await self.recorder.finish(record)
         self.ledger.end(record, "finished", 0.0, ended.code == 0 and calls > 0, ended.seconds, "", calls, tokens)
         await self.recorder.committer.commit()
@@ -154,6 +160,11 @@ class Bench:
         return "\n".join(
             f"{n} {self.script.said[f'call-{n}'].conversation} {c.role.name} {c.difference} {c.fate} at {c.prompt}" for n, c in rows
         )
+
+
+async def _kill(running: sandbox.Running, stop: asyncio.Event) -> None:
+    await stop.wait()
+    running.kill()
 
 
 @contextlib.asynccontextmanager
