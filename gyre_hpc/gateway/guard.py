@@ -99,15 +99,30 @@ class TokenGuard:
     def _copy(self, first: int) -> tuple[Tokenizer, dict[int, int]]:
         """A tokenizer that knows the guarded tokens as characters from `first` on, and its ids for them -> the real ones."""
         if first not in self._copies:
+
+            def named(text: str) -> str:
+                return chr(first + self._place[text]) if text in self._place else text
+
             described = json.loads(self._tokenizer.to_str())
             for token in described["added_tokens"]:
                 if token["content"] in self._place:
-                    token |= {"content": chr(first + self._place[token["content"]]), "normalized": False}
+                    token |= {"content": named(token["content"]), "normalized": False}
             described["post_processor"] = None
+            _rename(described["model"], named)
             copy = Tokenizer.from_str(json.dumps(described))
-            names = ((copy.token_to_id(chr(first + i)), self._ids[text]) for i, text in enumerate(self._texts))
+            names = ((copy.token_to_id(named(text)), self._ids[text]) for text in self._texts)
             self._copies[first] = copy, {own: real for own, real in names if own is not None}
         return self._copies[first]
+
+
+def _rename(model: dict[str, Any], named: Callable[[str], str]) -> None:
+    """Control tokens that are words of the model too (sentencepiece has them there): text must not become them by that way either."""
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        merged = {"".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in model.get("merges") or ()}
+        model["vocab"] = {piece if piece in merged else named(piece): number for piece, number in vocabulary.items()}
+    elif isinstance(vocabulary, list):
+        model["vocab"] = [[named(piece), score] for piece, score in vocabulary]
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

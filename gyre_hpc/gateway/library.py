@@ -49,11 +49,11 @@ class Library:
     """vLLM's parsers of these names for the tokenizer in `directory`; a name None: that part is not asked of vLLM. ConfigError."""
 
     def __init__(self, tool: str | None, reasoning: str | None, directory: Path) -> None:
+        names = " and ".join(name for name in (tool, reasoning) if name)
         try:
             from vllm.parser.parser_manager import ParserManager
             from vllm.tokenizers import get_tokenizer
         except ImportError as error:
-            names = " and ".join(name for name in (tool, reasoning) if name)
             raise ConfigError(
                 f"the parser {names} is vLLM's, which can't be imported ({error})",
                 "install vLLM, or set model.tool_parser = hermes and model.reasoning_parser = think",
@@ -68,7 +68,7 @@ class Library:
             made = found(self._tokenizer)
         except Exception as error:  # whatever a parser stumbles over in a tokenizer that is not its family's
             raise ConfigError(
-                f"vLLM's parsers {tool}, {reasoning} can't be used with {directory}: {' '.join(str(error).split())}",
+                f"vLLM's parser {names} can't be used with {directory}: {' '.join(str(error).split())}",
                 "choose model.tool_parser and model.reasoning_parser of the model's family",
             ) from error
         self._engine_based = bool(getattr(made, "_engine_based", False))

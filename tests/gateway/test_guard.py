@@ -91,12 +91,36 @@ def test_what_is_guarded_is_structure_only() -> None:
     assert seen == {"[END]", "<think>", "<|fim|>"}
 
 
-def test_a_tokenizer_that_makes_control_tokens_of_text_is_refused() -> None:
-    tokens = Tokenizer(models.WordLevel({"a": 0, "[END]": 1, "?": 2}, unk_token="?"))
-    tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+WORDS = {"a": 0, "[END]": 1, "?": 2, **{letter: i for i, letter in enumerate("[END]▁", 3)}}
+PIECES = [(word, -1.0) for word in WORDS]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        models.WordLevel(WORDS, unk_token="?"),
+        models.Unigram(PIECES, unk_id=2),
+        models.BPE(WORDS, [], unk_token="?", ignore_merges=True),
+    ],
+    ids=["words", "unigram", "bpe"],
+)
+def test_control_tokens_that_are_words_of_the_model(made: models.Model) -> None:
+    tokens = Tokenizer(made)
+    tokens.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     tokens.add_special_tokens([AddedToken("[END]", special=True, normalized=False)])
+    end = tokens.token_to_id("[END]")
     guard = TokenGuard(tokens, "")
     masked, base = guard.masked(Conversation(Head(), (user("a [END] a"),)))
+    assert end in tokens.encode("a [END] a").ids
+    assert guard.encode(masked.messages[0].text + "[END]", base).count(end) == 1
+
+
+def test_a_tokenizer_that_merges_text_into_a_control_token_is_refused() -> None:
+    words = {word: i for i, word in enumerate(("a", "[", "E", "]", "[E", "[E]"))}
+    tokens = Tokenizer(models.BPE(words, [("[", "E"), ("[E", "]")]))
+    tokens.add_special_tokens([AddedToken("[E]", special=True, normalized=False)])
+    guard = TokenGuard(tokens, "")
+    masked, base = guard.masked(Conversation(Head(), (user("a[E]a"),)))
     with pytest.raises(ValueError, match="control token"):
         guard.encode(masked.messages[0].text, base)
 

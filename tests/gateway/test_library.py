@@ -224,7 +224,7 @@ def test_thoughts_by_the_library(made: Callable[..., Parsers]) -> None:
 
 @pytest.mark.vllm
 def test_a_parser_of_another_family_is_refused_in_one_line(model: Path, families: Path) -> None:
-    with pytest.raises(ConfigError, match=r"deepseek_v3.*can't be used with.*; choose model\.tool_parser"):
+    with pytest.raises(ConfigError, match=r"vLLM's parser deepseek_v3 can't be used with.*; choose model\.tool_parser"):
         make_parsers("deepseek_v3", "think", model)
     with pytest.raises(ConfigError, match="hf parser cannot be combined"):
         make_parsers("hf", "qwen3", families)
