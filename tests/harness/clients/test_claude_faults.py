@@ -84,3 +84,21 @@ async def test_the_cap_of_calls_ends_it(tmp_path: Path, renderer: TurnRenderer) 
         assert ran.file("out.txt").split() == ["0", "1", "2"]
         made.exact(ran)
         assert len(made.requests) < 12
+
+
+async def test_a_client_that_is_stopped_in_mid_stream(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """Its box is killed: the engine's call is cancelled, what was said until then is kept and is no target."""
+    async with claude(tmp_path, renderer, True) as made:
+        stop = asyncio.Event()
+
+        async def kill() -> None:
+            stop.set()
+
+        endless = Reply("A long text. " * 600, at=200, act=kill, pause=0.05)
+        made.script.on("main", "[task-1]", add(1), endless)
+        ran = await made.run(TASK, stop=stop)
+        assert ran.code != 0
+        assert ran.file("out.txt").split() == ["1"]
+        made.exact(ran)
+        assert [call.fate for call in made.calls(ran)] == [Fate.DELIVERED, Fate.CANCELLED]
+        assert 200 <= made.script.of("main")[1].said < len(endless.text)
