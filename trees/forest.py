@@ -68,6 +68,16 @@ class Forest:
             case Boundary():
                 self.boundaries.setdefault(record.execution, {})[record.call, record.node] = record
 
+    def snapshot(self) -> Forest:
+        """As it is now, whatever is applied to this one later. Takes a few milliseconds for a hundred thousand records."""
+        copy = Forest()
+        for name, table in self.__dict__.items():
+            copied = table.copy()
+            if name in ("_nodes_of", "_calls_of", "open_calls", "boundaries"):
+                copied = {execution: inner.copy() for execution, inner in table.items()}
+            setattr(copy, name, copied)
+        return copy
+
     def calls(self, execution: int) -> list[Call]:
         """The calls of an execution, ascending."""
         return [Call.of(self.intents[call], self.call_ends.get(call)) for call in self._calls_of.get(execution, ())]

@@ -35,8 +35,9 @@ AHEAD = 1 << 20
 """Bytes of zeros that are written ahead of the frames."""
 _SMALL = AHEAD // 8
 """Frames up to this size are worth it; larger ones would write every byte twice."""
-FRAME_LIMIT = 64 << 20
-"""Bytes of payload from which on a snapshot begins a new frame (a single larger record still has one frame of its own)."""
+FRAME_LIMIT = 4 << 20
+"""Bytes of payload from which on a new frame begins (a single larger record still has one frame of its own): nothing else of the process
+runs while they are joined, so not many."""
 
 
 def journal_name(generation: int) -> str:

@@ -219,10 +219,10 @@ class StoreWriter:
             with self._state:
                 ready = sealing.ready(self.forest, self._abandoned)
                 self._sealing = frozenset(ready)
-                parts = sealing.contents(self.forest, self._contents.hashes, ready, SEGMENT_TOKENS)
+                forest = self.forest.snapshot()
             made: list[Entry] = []
             try:
-                for part in parts:
+                for part in sealing.contents(forest, self._contents.hashes, ready, SEGMENT_TOKENS):
                     self._write(sheet_of(part), made)
                 if made:
                     self._rotate(self._merge([*self._shelf.entries, *made], made))
@@ -286,19 +286,30 @@ class StoreWriter:
         Appends and commits go on while the bulk is written; commits wait only while what came meanwhile is added.
         """
         with self._state:
-            living = sealing.living(self.forest, self._sealing, self._shelf.groups)
+            forest = self.forest.snapshot()
             self._late = []
             header = self._next_header(entries)
-        path = self.directory / journal_name(header.generation)
         try:
-            draft = Draft(path)
+            living = sealing.living(forest, self._sealing, self._shelf.groups)
+            draft = Draft(self.directory / journal_name(header.generation))
             draft.write(chain([header.encode()], payloads(living, FRAME_LIMIT)))
             successor = sealing.Successor(living, self._contents.hashes)
+            leaving = {key: node for key, node in self._contents.shared() if node not in successor.forest.nodes}
             with self._io:
                 self._switch(header, draft, successor)
+            with self._state:
+                self._remember(leaving)
         finally:
             with self._state:
                 self._late = None
+
+    def _remember(self, context: dict[tuple[int, bytes], int]) -> None:
+        """Shared context that is in segments only from now on (or was used again meanwhile: then it does no harm)."""
+        for key, node in context.items():
+            self._sealed_context.pop(key, None)
+            self._sealed_context[key] = node
+        for key in list(self._sealed_context)[:-REMEMBERED]:
+            del self._sealed_context[key]
 
     def _next_header(self, entries: list[Entry]) -> Header:
         gone = [self.forest.executions[e] for e in self._sealing]
@@ -336,7 +347,6 @@ class StoreWriter:
             if (self.directory / journal_name(header.generation)).exists():
                 self._journal.refuse()
             raise
-        shared = self._contents.shared()
         with self._state:
             repeated = successor.take(self._late or [], self.forest)
             if repeated:
@@ -347,12 +357,6 @@ class StoreWriter:
             before, self._shelf = self._shelf, Shelf(self.directory, header, self._shelf)
             self._header = header
             self._committed = self._appended - len(self._pending)
-            for key, node in shared:
-                if node not in self.forest.nodes:
-                    self._sealed_context.pop(key, None)
-                    self._sealed_context[key] = node
-            for key in list(self._sealed_context)[:-REMEMBERED]:
-                del self._sealed_context[key]
         old.close()
         old.path.unlink(missing_ok=True)
         self._remove([entry for entry in before.entries if entry not in header.segments])
