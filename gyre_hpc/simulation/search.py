@@ -87,7 +87,7 @@ def candidates(nodes: int, smallest: int, staleness: float) -> list[Candidate]:
     if nodes < smallest:
         raise ConfigError(f"{nodes} nodes don't hold one cell of {smallest}", "give more nodes, or a smaller --smallest-cell")
     found = []
-    for mode, cells, per_cell, standalone in _cuts(nodes, smallest):
+    for mode, cells, per_cell, standalone in dict.fromkeys(_cuts(nodes, smallest)):  # two sizes may make the same cut
         for phi, mu in _settings(staleness):
             found.append(Candidate(mode.value, cells, per_cell, standalone, phi, mu))
     return found

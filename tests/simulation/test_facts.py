@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.config import check, dump
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.simulation.facts import Given, gather
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two steps on two cells of two nodes: the log that a controller and a gateway write."""
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+    config = {
+        "run": {"name": "run", "steps": 2},
+        "cells": {"count": 2, "nodes_per_cell": 2},
+        "rollout": {"capacity": 12},
+        "schedule": {"groups_per_step": 2, "group_size": 2},
+    }
+    dump(check(config, "test"), paths.config)
+    events: list[dict[str, object]] = [
+        {"t": 0.0, "kind": "run.start", "attempt": 1, "cells": [["a", "b"], ["c", "d"]]},
+        *({"t": 10.0, "kind": "execution.end", "group": g, "index": i, "reason": "finished", "score": 1.0, "seconds": 8.0 + g}
+          for g in (0, 1) for i in (0, 1)),
+        {"t": 12.0, "kind": "transfer", "cell": 0, "from": "rollout", "to": "training", "seconds": 2.0},
+        {"t": 20.0, "kind": "step.end", "step": 1, "groups": [0, 1]},
+        {"t": 21.0, "kind": "publish", "version": 1, "seconds": 1.0},
+        {"t": 22.0, "kind": "transfer", "cell": 0, "from": "training", "to": "rollout", "seconds": 1.0},
+        {"t": 32.0, "kind": "transfer", "cell": 0, "from": "rollout", "to": "training", "seconds": 4.0},
+        {"t": 44.0, "kind": "step.end", "step": 2, "groups": [2, 3]},
+    ]  # fmt: skip
+    paths.events.write_text("".join(json.dumps({"seq": seq, **event}) + "\n" for seq, event in enumerate(events)))
+    return paths.root
+
+
+def test_a_run_tells_everything(run: Path) -> None:
+    facts = gather(run, Given())
+    assert facts.workload.groups == ((8.0, 8.0), (9.0, 9.0))
+    assert (facts.groups_per_step, facts.group_size, facts.steps, facts.smallest_cell, facts.slots_per_node) == (2, 2, 2, 2, 6.0)
+    assert (facts.costs.to_training, facts.costs.to_rollout, facts.costs.publish) == (3.0, 1.0, 1.0)
+    # step 1: 8 s on 2 nodes for 2 groups; step 2: 1 s of the return's wait and 12 s: 13 s; the lower quartile of 8 and 13
+    assert facts.train_group == pytest.approx(8 + 0.25 * 5)
+    assert facts.ran is not None
+    assert (facts.ran.cells, facts.ran.nodes_per_cell, facts.ran.seconds) == (2, 2, 24.0)
+
+
+def test_options_win_over_the_run(run: Path) -> None:
+    facts = gather(
+        run, Given(groups_per_step=4, steps=7, train_node_hours=1.0, smallest_cell=1, slots_per_node=3.5, group_size=8, beta=0.1)
+    )
+    assert (facts.groups_per_step, facts.group_size, facts.steps, facts.smallest_cell, facts.slots_per_node) == (4, 8, 7, 1, 3.5)
+    assert (facts.train_group, facts.beta) == (900.0, 0.1)
+
+
+def test_what_a_file_of_durations_does_not_tell_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"group": 1, "seconds": 3}\n')
+    with pytest.raises(ConfigError, match="--groups-per-step, --slots-per-node, --train-node-hours"):
+        gather(file, Given())
+    with pytest.raises(ConfigError, match="give --train-node-hours"):
+        gather(file, Given(groups_per_step=2, slots_per_node=1.0))
+    assert gather(file, Given(groups_per_step=2, slots_per_node=1.0, train_node_hours=0.5)).ran is None
+    with pytest.raises(ConfigError, match=r"without config\.yaml"):
+        gather(tmp_path, Given())

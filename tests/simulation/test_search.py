@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.simulation import plan as planning
+from gyre_hpc.simulation.facts import Facts
+from gyre_hpc.simulation.kernel import simulate
+from gyre_hpc.simulation.picture import MOST_CELLS, draw
+from gyre_hpc.simulation.scenario import Costs
+from gyre_hpc.simulation.search import Candidate, candidates, search, slopes
+from gyre_hpc.simulation.workload import LogNormal, Recorded
+
+FACTS = Facts(
+    workload=Recorded(tuple(tuple(LogNormal(100.0, 0.2, 0.4).group(5, g, 4)) for g in range(60))),
+    groups_per_step=4,
+    group_size=4,
+    steps=6,
+    slots_per_node=4.0,
+    train_group=60.0,
+    smallest_cell=1,
+    costs=Costs(to_training=1.0, to_rollout=1.0),
+    origin="a test",
+)
+
+
+def test_candidates_use_every_node_and_keep_the_staleness() -> None:
+    found = candidates(12, 2, 1.5)
+    assert len(found) == len(set(found))
+    assert {c.mode for c in found} == {"elastic", "colocate", "async"}
+    for c in found:
+        assert c.cells * c.nodes_per_cell + c.standalone == 12
+        assert c.nodes_per_cell % 2 == 0
+        assert c.phi + (c.mu - 1) / 2 <= 1.5
+        assert c.mode != "async" or c.standalone > 0
+    assert {c.mu for c in found} == {1, 2, 3, 4}
+    assert {c.mu for c in candidates(12, 2, 0.0)} == {1}
+    assert all(c.standalone % 4 == 1 for c in candidates(9, 4, 0.0))  # what makes no cell only rolls out
+    with pytest.raises(ConfigError, match="3 nodes don't hold one cell of 4"):
+        candidates(3, 4, 1.5)
+
+
+def test_the_search_finds_what_trying_everything_finds() -> None:
+    finalists, searched = search(FACTS, 4, 0.5, seeds=3)
+    everything = candidates(4, 1, 0.5)
+    assert searched == len(everything)
+    hours = {c: sum(simulate(c.scenario(FACTS, 6), s).seconds for s in range(3)) / 3 for c in everything}
+    assert finalists[0].seconds <= 1.01 * min(hours.values())
+    assert finalists[0].seconds == pytest.approx(hours[finalists[0].candidate])
+    assert [t.seconds for t in finalists] == sorted(t.seconds for t in finalists)
+    assert {t.candidate.mode for t in finalists} == {"elastic", "colocate", "async"}
+
+
+def test_a_plan_is_text_and_json_and_a_picture() -> None:
+    found = planning.plan(FACTS, 4, 0.5, 2)
+    json.dumps(found)
+    best, other = found["best"], found["runner_up"]
+    assert other["seconds"] >= best["seconds"]
+    assert best["bound_seconds"] < best["seconds"]
+    assert best["over_bound"] == pytest.approx(best["seconds"] / best["bound_seconds"] - 1, abs=1e-3)
+    text = planning.render(found)
+    for word in ("a test: 240 executions", "best: ", "runner-up", "the best of each mode", "above the bound"):
+        assert word in text
+    scenario = planning.best_candidate(found).scenario(FACTS, 6)
+    svg = ElementTree.fromstring(draw(simulate(scenario, record=True), scenario.standalone_nodes))
+    titles = [title.text or "" for title in svg.iter("{http://www.w3.org/2000/svg}title")]
+    assert any(title.startswith("training from") for title in titles)
+    assert sum(title.startswith("step ") for title in titles) == 6
+
+
+def test_a_picture_of_many_cells_shows_the_first() -> None:
+    many = Candidate("elastic", 60, 1, 0, 0.0, 1).scenario(FACTS, 1)
+    assert draw(simulate(many, record=True)).count(">cell ") == MOST_CELLS
+
+
+def test_a_cliff_is_where_a_few_slots_cost_a_second_wave() -> None:
+    even = replace(FACTS, workload=Recorded(((100.0,) * 4,)), train_group=1.0)
+    cut = Candidate("colocate", 1, 4, 0, 0.0, 1)  # 16 executions on 16 slots: with any fewer, two waves
+    around = slopes(cut, even, 1)
+    cliff = planning._cliff(around)
+    assert cliff is not None
+    assert (cliff["to_scale"], cliff["from_scale"]) == (0.95, 0.975)  # 15.6 slots are rounded to 16
+    assert cliff["longer"] > 0.8
+    roomy = slopes(cut, replace(even, slots_per_node=40.0), 1)
+    assert planning._cliff(roomy) is None
+
+
+def test_hours_that_go_with_the_slots_are_no_cliff() -> None:
+    assert planning._cliff([(0.9, 111.0), (1.0, 100.0), (1.1, 91.0)]) is None
+    assert planning._cliff([(0.95, 120.0), (1.0, 100.0)]) == {"from_scale": 1.0, "to_scale": 0.95, "longer": 0.2, "steepness": 3.8}
