@@ -6,8 +6,10 @@ formatter sees to it, the last thing before the file, so it holds for tracebacks
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import sys
 
 _SECRETS = (
     (re.compile(r"(/x/)[^/\s'\"\\?#]+"), r"\1***"),
@@ -28,6 +30,18 @@ class Redacting(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return redacted(super().format(record))
+
+
+class LogFile(logging.FileHandler):
+    """A file of log lines. When the disk is full lines are lost, and nothing else: the record's own error is what people hear."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def log_to(*handlers: logging.Handler, level: int = logging.INFO) -> None:

@@ -38,7 +38,7 @@ from gyre_hpc.gateway.declared import Declared
 from gyre_hpc.gateway.ledger import Ledger
 from gyre_hpc.gateway.main import MODEL_NAME, Gateway, Parts, prepare_process, stopped_by
 from gyre_hpc.gateway.pump import EventPump
-from gyre_hpc.gateway.redact import log_to
+from gyre_hpc.gateway.redact import LogFile, log_to
 from gyre_hpc.gateway.router import Router
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.trainer import TrainerApi
@@ -291,7 +291,7 @@ def _logging(paths: RunPaths, attempt: int) -> Iterator[None]:
     folder = paths.attempt_logs(attempt)
     folder.mkdir(parents=True, exist_ok=True)
     paths.runtime(attempt).mkdir(parents=True, exist_ok=True, mode=0o700)
-    handler = logging.FileHandler(folder / "gateway.log")
+    handler = LogFile(folder / "gateway.log")
     log_to(handler)
     try:
         yield

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gyre_hpc.gateway.redact import Redacting, redacted
+from gyre_hpc.gateway.redact import LogFile, Redacting, redacted
 from gyre_hpc.gateway.template import TurnRenderer
 from tests.gateway.fakes import bench, serving
 
@@ -40,6 +40,16 @@ def test_every_form_of_a_secret_is_taken_out(line: str) -> None:
 def test_what_is_no_secret_stays() -> None:
     line = "call 12 of execution 17-3 broke after 200 tokens: /v1/messages, journal-000012.log, bearer of news"
     assert redacted(line) == line
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    file = LogFile(Path("/dev/full"))
+    log = logging.getLogger("gyre.test.full")
+    log.addHandler(file)
+    log.error("lost")
+    log.removeHandler(file)
+    file.close()
+    assert "Logging error" not in capsys.readouterr().err
 
 
 @pytest.fixture

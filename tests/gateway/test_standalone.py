@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import stat
@@ -302,6 +303,24 @@ async def test_a_call_outlives_the_server_that_it_began_on(config: Path, server:
             assert (await running.stop())[0] == 0
         (call,) = StoreReader(running.paths.trees).tree(0).calls.values()
         assert call.fate is Fate.DELIVERED
+
+
+async def test_a_full_disk_ends_it_with_one_line_and_the_same_command_goes_on(config: Path, server: Endpoint) -> None:
+    """The file size limit of the process stands for the full disk."""
+    async with gateway(config) as running:
+        (item,) = (await running.api("/api/groups", {"task": "t"}))["executions"]
+        (journal,) = running.paths.trees.glob("journal-*")
+        limit = len(journal.read_bytes().rstrip(b"\0"))
+        resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+        body = {"model": "m", "max_tokens": 50, "messages": GO}
+        async with running.http.post(f"{item['anthropic_base_url']}/v1/messages", json=body) as answer:
+            assert answer.status == 500
+        code, _, err = await running.ended()
+        assert code == 75
+        assert err.strip().splitlines()[-1].startswith("gyre: gateway: the run's record can't be written: File too large")
+        assert server.asked == []
+    async with gateway(config) as running:
+        assert [row["execution"] for row in await running.api("/api/executions")] == [item["execution"]]
 
 
 async def test_by_hand_without_any_api(config: Path, server: Endpoint) -> None:
