@@ -77,7 +77,7 @@ class Running:
             return await answer.json()
 
     async def ended(self) -> tuple[int, str, str]:
-        out, err = await asyncio.wait_for(self.process.communicate(), 10)
+        out, err = await asyncio.wait_for(self.process.communicate(), 60)
         return self.process.returncode or 0, out.decode(), err.decode()
 
     async def stop(self) -> tuple[int, str, str]:
@@ -97,7 +97,7 @@ async def gateway(config: Path, *more: str, run: Path | None = None, **environme
     try:
         async with aiohttp.ClientSession() as http:
             running = Running(paths, process, http)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while not running.address or running.address["pid"] != process.pid:
                     assert process.returncode is None, (await process.communicate())[1].decode()
                     await asyncio.sleep(0.02)
@@ -117,7 +117,7 @@ async def refused(config: Path, *more: str) -> tuple[int, str]:
     """(exit code, the one line) of a gateway that does not start."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command(config, *more), stdout=pipe, stderr=pipe)
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), 120)
     lines = err.decode().strip().splitlines()
     assert len(lines) == 1, lines
     return process.returncode or 0, lines[0]
@@ -234,7 +234,7 @@ async def test_a_trainer_pauses_for_new_weights_and_calls_go_on_with_their_token
     """And the server's own word on its version is heard, and a second gateway on the directory refused."""
     server.replies += ["abcdefgh", "xyz"]
     async with gateway(config, "upstream.version_path=/weight_info", "upstream.poll=0.05") as running:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await running.api("/api/status"))["version"] != 5:
                 await asyncio.sleep(0.02)
         server.version = "default"
@@ -273,7 +273,7 @@ async def test_the_example_of_the_documentation(config: Path, server: Endpoint, 
     async with gateway(config, f"run.dir={config.parent / 'runs/record'}", run=config.parent / "runs/record") as running:
         monkeypatch.chdir(config.parent)
         code = await asyncio.create_subprocess_exec(sys.executable, "-c", example, stdout=asyncio.subprocess.PIPE)
-        out, _ = await asyncio.wait_for(code.communicate(), 30)
+        out, _ = await asyncio.wait_for(code.communicate(), 120)
         assert code.returncode == 0
         assert out.decode().count("ANTHROPIC_BASE_URL") == out.decode().count("0 tokens to train on") == 4
         status = await running.api("/api/status")
@@ -289,7 +289,7 @@ async def test_a_call_outlives_the_server_that_it_began_on(config: Path, server:
             (item,) = (await running.api("/api/groups", {"task": "t"}))["executions"]
             claude = anthropic.AsyncAnthropic(base_url=item["anthropic_base_url"], api_key="none", max_retries=0)
             asking = asyncio.create_task(claude.messages.create(model="m", max_tokens=50, messages=GO))  # type: ignore[arg-type]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await running.api("/api/status"))["tokens"] < 3:
                     await asyncio.sleep(0.02)
             began, other = (server, second) if server.said else (second, server)
@@ -297,7 +297,7 @@ async def test_a_call_outlives_the_server_that_it_began_on(config: Path, server:
             began.broken = True
             began.gate.set()
             other.gate.set()
-            message = await asyncio.wait_for(asking, 10)
+            message = await asyncio.wait_for(asking, 60)
             assert message.content[0].text == "abcxyz"  # type: ignore[union-attr]
             assert other.asked[0]["prompt"] == began.asked[0]["prompt"] + began.said[0][:3]
             assert (await running.stop())[0] == 0

@@ -29,7 +29,7 @@ from trees.verify import verify
 KILLS = int(os.environ.get("KILLS", "8"))
 SEED = int(os.environ.get("SEED", "0"))
 CONVERSATIONS = 6
-pytestmark = [pytest.mark.job, pytest.mark.timeout(60 + 20 * KILLS)]
+pytestmark = [pytest.mark.job, pytest.mark.timeout(120 + 60 * KILLS)]
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_nothing_that_was_answered_is_lost_and_no_history_forks(
     async with gateway(config) as running:
         for harness in harnesses:
             harness.stopped = True
-        await asyncio.wait_for(asyncio.gather(*working), 60)
+        await asyncio.wait_for(asyncio.gather(*working), 120)
         for n in range(CONVERSATIONS):
             await running.api(f"/api/executions/{n}/end", {"score": 1.0})
         assert (await running.stop())[0] == 0
