@@ -131,7 +131,8 @@ def mini_swe_agent(told: Told) -> Launch:
         "MSWEA_COST_TRACKING": "ignore_errors",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
-    return Launch(["-m", f"openai/{told.model}", "-y", "--exit-immediately", "-t", told.instruction], env)
+    config = ["-c", "mini.yaml", "-c", f"model.model_kwargs.max_tokens={told.max_tokens}"]
+    return Launch(["-m", f"openai/{told.model}", *config, "-y", "--exit-immediately", "-t", told.instruction], env)
 
 
 def command(told: Told) -> Launch:

@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from gyre_hpc.config import Config, check
+from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.executions import programs, sandbox, scoring
 from gyre_hpc.gateway.app import HarnessApi, build_app
@@ -171,9 +172,17 @@ async def _kill(running: sandbox.Running, stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def bench(
-    folder: Path, renderer: TurnRenderer, kind: str, tree: Mapping[str, Any] | None = None, faults: int = FAULTS
+    folder: Path,
+    renderer: TurnRenderer,
+    kind: str,
+    tree: Mapping[str, Any] | None = None,
+    faults: int = FAULTS,
+    real: EngineAddress | None = None,
 ) -> AsyncIterator[Bench]:
-    """`kind`: of the client, installed if need be; `tree`: further configuration, section by section; `faults`: see FAULTS."""
+    """`kind`: of the client, installed if need be; `tree`: further configuration, section by section; `faults`: see FAULTS.
+
+    `real`: an engine that is none of ours here, in place of the scripted ones.
+    """
     sections: dict[str, dict[str, Any]] = {
         "model": {"window": 200_000},
         "gateway": {"ping": 0.5},
@@ -184,9 +193,10 @@ async def bench(
     config = check(sections, "test")
     script = Script(renderer)
     engines = [ScriptedEngine(script) for _ in range(CELLS)]
-    router = Router(faults, cool_down=0.01, connector=lambda address: engines[int(address.url)])
-    for cell in range(CELLS):
-        router.set_route(cell, EngineAddress("scripted", str(cell), CAPACITY, config.model.window))
+    addresses = [EngineAddress("scripted", str(cell), CAPACITY, config.model.window) for cell in range(CELLS)]
+    router = Router(faults, cool_down=0.01, connector=connect if real else lambda address: engines[int(address.url)])
+    for cell, address in enumerate([real] if real else addresses):
+        router.set_route(cell, address)
     router.open(0)
     store = StoreWriter(folder / "trees")
     fatal: list[Exception] = []
@@ -196,9 +206,9 @@ async def bench(
     control = ControlApi(ledger, router, recorder, SECRET, recorder.committer.commit)
     app = build_app(HarnessApi(recorder, ledger, MODEL_NAME, config.gateway.ping), control.routes())
     app.middlewares.insert(0, _looking(seen))
-    async with listening(app, "127.0.0.1", 0, folder) as address:
+    async with listening(app, "127.0.0.1", 0, folder) as listens:
         try:
-            yield Bench(folder, config, script, engines, router, ledger, recorder, address, seen)
+            yield Bench(folder, config, script, engines, router, ledger, recorder, listens, seen)
         finally:
             control.stop()
             for task in script.tasks:
