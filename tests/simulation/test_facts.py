@@ -23,17 +23,18 @@ def run(tmp_path: Path) -> Path:
         "schedule": {"groups_per_step": 2, "group_size": 2},
     }
     dump(check(config, "test"), paths.config)
+    ended = {"t": 10.0, "kind": "execution.end", "reason": "finished", "score": 1.0}
+    ends: list[dict[str, object]] = [{**ended, "group": g, "index": i, "seconds": 8.0 + g} for g in (0, 1) for i in (0, 1)]
     events: list[dict[str, object]] = [
         {"t": 0.0, "kind": "run.start", "attempt": 1, "cells": [["a", "b"], ["c", "d"]]},
-        *({"t": 10.0, "kind": "execution.end", "group": g, "index": i, "reason": "finished", "score": 1.0, "seconds": 8.0 + g}
-          for g in (0, 1) for i in (0, 1)),
+        *ends,
         {"t": 12.0, "kind": "transfer", "cell": 0, "from": "rollout", "to": "training", "seconds": 2.0},
         {"t": 20.0, "kind": "step.end", "step": 1, "groups": [0, 1]},
         {"t": 21.0, "kind": "publish", "version": 1, "seconds": 1.0},
         {"t": 22.0, "kind": "transfer", "cell": 0, "from": "training", "to": "rollout", "seconds": 1.0},
         {"t": 32.0, "kind": "transfer", "cell": 0, "from": "rollout", "to": "training", "seconds": 4.0},
         {"t": 44.0, "kind": "step.end", "step": 2, "groups": [2, 3]},
-    ]  # fmt: skip
+    ]
     paths.events.write_text("".join(json.dumps({"seq": seq, **event}) + "\n" for seq, event in enumerate(events)))
     return paths.root
 
