@@ -91,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 
 # -- Parquet ----------------------------------------------------------------------------------------------------------------------------
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(forests)
 def test_every_target_stands_in_one_path(tmp_path_factory: pytest.TempPathFactory, turns: list[Turn]) -> None:
     folder = tmp_path_factory.mktemp("store")

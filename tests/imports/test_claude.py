@@ -211,7 +211,7 @@ fields = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(fields, max_size=8))
 def test_any_entries_are_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
     folder = tmp_path_factory.mktemp("any")
