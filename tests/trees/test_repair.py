@@ -1,5 +1,6 @@
 """What damage leaves is made usable again, and what is lost has a name."""
 
+import os
 import shutil
 
 import h5py
@@ -9,6 +10,7 @@ import pytest
 from tests.trees.forests import begin, finish, one_call
 from tests.trees.test_merging import content, seal_one
 from trees.errors import StoreError
+from trees.files import LOCK
 from trees.journal import frame
 from trees.records import Execution, Group, Role
 from trees.repair import repair
@@ -202,3 +204,47 @@ def test_damage_that_was_set_aside_before_has_another_name(store):
         repair(store)
         assert (store / "damaged" / f"{victim.name}.1").read_bytes() == b""
         assert (store / "damaged" / victim.name).read_bytes() == b"earlier"
+
+
+class Crash(BaseException):
+    """The process ends here, as far as the store is concerned."""
+
+
+def test_a_repair_that_is_killed_at_any_step_can_be_done_again(store, tmp_path, monkeypatch):
+    before = read(store)
+    flip(store / "journal-000005.log", 40)
+    (store / "segment-000004.h5").write_bytes(b"")
+    steps = 0
+
+    def counted(call):
+        def wrapped(path, *rest, **more):
+            nonlocal steps
+            if LOCK not in str(path):
+                steps += 1
+                if steps == last:
+                    raise Crash
+            return call(path, *rest, **more)
+
+        return wrapped
+
+    last = 0
+    while True:
+        last, steps = last + 1, 0
+        copy = shutil.copytree(store, tmp_path / f"copy-{last}")
+        with monkeypatch.context() as patch:
+            for name in ("link", "rename", "unlink", "mkdir"):
+                patch.setattr(os, name, counted(getattr(os, name)))
+            try:
+                repair(copy)
+            except Crash:
+                pass
+            else:
+                break
+        repair(copy)
+        assert verify(copy) == []
+        assert read(copy) == {e: before[e] for e in before if e not in (3, 4)}
+        kept = {path.read_bytes() for path in (copy / "damaged").iterdir()}
+        assert {(store / "journal-000005.log").read_bytes(), b""} <= kept
+        with StoreReader(copy) as reader:
+            assert list(reader.lost) == [3, 4]
+    assert last > 6
