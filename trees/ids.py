@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator
 
+import numpy as np
+
 
 class Ids(Container[int]):
     """A set of integers as intervals. Membership and `add` are O(log intervals)."""
@@ -29,6 +31,7 @@ class Ids(Container[int]):
 
     def add(self, value: int) -> None:
         """Take one in; its neighbours grow together with it."""
+        value = int(value)
         at = bisect_right(self._first, value)
         if at and value <= self._last[at - 1]:
             return
@@ -58,7 +61,7 @@ class Ids(Container[int]):
         return list(zip(self._first, self._last, strict=True))
 
     def __contains__(self, value: object) -> bool:
-        if not isinstance(value, int):
+        if not isinstance(value, int | np.integer):
             return False
         at = bisect_right(self._first, value)
         return bool(at) and value <= self._last[at - 1]

@@ -12,6 +12,7 @@ A path ends with its last target: context behind it can't reach the loss, so it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,21 @@ def select_paths(tree: Tree, jmax: int, seed: int) -> list[Path]:
     chosen = _draw_leaves(tree, jmax, seed)
     total = sum(tree.nodes[node].length for _, fresh in chosen for node in fresh)
     return [_row(tree, index, leaf, fresh, 1.0 / total) for index, (leaf, fresh) in enumerate(chosen)]
+
+
+def all_paths(tree: Tree) -> Iterator[Path]:
+    """Paths that have every target between them, made one by one: by class, the newest leaf first, those without a new target left out."""
+    if tree.incomplete:
+        return
+    total = sum(row.length for row in tree.nodes.values() if tree.is_target(row.node))
+    seen: set[int] = set()
+    index = 0
+    for leaf in sorted(tree.leaves, key=lambda leaf: (tree.role_of(leaf), -leaf)):
+        fresh = {node for node in tree.path(leaf) if tree.is_target(node) and tree.nodes[node].length} - seen
+        if fresh:
+            yield _row(tree, index, leaf, fresh, 1.0 / total)
+            seen |= fresh
+            index += 1
 
 
 def _draw_leaves(tree: Tree, jmax: int, seed: int) -> list[tuple[int, set[int]]]:

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ def test_a_set_of_ids_is_the_set_in_any_order_and_its_intervals_are_the_fewest(f
     assert list(ids) == sorted(want)
     assert len(ids) == len(want)
     assert [value in ids for value in range(-5, 45)] == [value in want for value in range(-5, 45)]
+    assert [np.int64(value) in ids for value in range(-5, 45)] == [value in want for value in range(-5, 45)]
     both = ids.union(second)
     assert list(both) == sorted(want | set(second))
     assert list(ids) == sorted(want)
