@@ -62,6 +62,30 @@ class TokenChunk:
     exact: list[int] | None = None
 
 
+def merged(items: Sequence[TokenChunk | BaseException]) -> list[TokenChunk | BaseException]:
+    """Chunks that follow one another as one, up to what is none."""
+    found: list[TokenChunk | BaseException] = []
+    parts: list[TokenChunk] = []
+    for item in [*items, None]:
+        if isinstance(item, TokenChunk):
+            parts.append(item)
+            if item.finish is None and item.exact is None:
+                continue
+        if len(parts) == 1:
+            found.append(parts[0])
+        elif parts:
+            whole = TokenChunk([], [], [], parts[-1].finish, parts[-1].exact)
+            for part in parts:
+                whole.tokens.extend(part.tokens)
+                whole.logprobs.extend(part.logprobs)
+                whole.versions.extend(part.versions)
+            found.append(whole)
+        parts = []
+        if item is not None and not isinstance(item, TokenChunk):
+            found.append(item)
+    return found
+
+
 class EngineFault(Exception):
     """The engine broke, vanished or refused. What it had delivered stays valid; the caller continues elsewhere or fails."""
 

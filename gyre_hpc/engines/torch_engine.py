@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gyre_hpc import processes
 from gyre_hpc.engines import control
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
+from gyre_hpc.engines.streaming import chunks
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -108,16 +110,12 @@ class TorchClient:
                     reason = (await response.text())[:300]
                     raise (RequestRefused if response.status == 400 else EngineFault)(f"engine answered {response.status}: {reason}")
                 try:
-                    async for line in response.content:
-                        if not line.strip():
-                            continue
-                        item = orjson.loads(line)
-                        if "error" in item:
-                            raise EngineFault(f"engine: {item['error']}")
-                        yield TokenChunk(item["t"], item["l"], item["v"], item["f"])
-                        if item["f"] is not None:
-                            await response.read()  # to the end, so that the connection can be used again
-                            return
+                    async with aclosing(chunks(response.content, parse_line)) as found:
+                        async for chunk in found:
+                            yield chunk
+                            if chunk.finish is not None:
+                                await response.read()  # to the end, so that the connection can be used again
+                                return
                 finally:
                     if not response.content.at_eof():
                         response.close()
@@ -127,6 +125,16 @@ class TorchClient:
 
     async def close(self) -> None:
         await self._session.close()
+
+
+def parse_line(line: bytes) -> TokenChunk | None:
+    """One line of an answer; blank ones are signs of life. Raises EngineFault."""
+    if not line.strip():
+        return None
+    item = orjson.loads(line)
+    if "error" in item:
+        raise EngineFault(f"engine: {item['error']}")
+    return TokenChunk(item["t"], item["l"], item["v"], item["f"])
 
 
 def request_body(request: GenerateRequest) -> bytes:

@@ -26,6 +26,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from gyre_hpc.engines.handover_nixl import pull_fields
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
 from gyre_hpc.engines.sampling import seed_key, uniforms
+from gyre_hpc.engines.streaming import chunks
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -229,16 +231,12 @@ class VllmClient:
                     raise (RequestRefused if response.status in (400, 422) else EngineFault)(f"vLLM answered {response.status}: {reason}")
                 version = int(response.headers[vllm_guard.HEADER])
                 try:
-                    async for line in response.content:
-                        if not line.startswith(b"data: "):
-                            continue
-                        if line.startswith(b"data: [DONE]"):
-                            break
-                        chunk = parse_chunk(orjson.loads(line[6:]), version)
-                        yield chunk
-                        if chunk.finish is not None:
-                            await response.read()  # to the end, so that the connection can be used again
-                            return
+                    async with aclosing(chunks(response.content, lambda line: parse_line(line, version))) as found:
+                        async for chunk in found:
+                            yield chunk
+                            if chunk.finish is not None:
+                                await response.read()  # to the end, so that the connection can be used again
+                                return
                 finally:
                     if not response.content.at_eof():
                         response.close()
@@ -271,6 +269,13 @@ def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:
         sampling["seed"] = int(uniforms(key, np.array([request.position]))[0] * 2.0**52)
     rest = {"sampling_params": sampling, "stream": True, **({} if request.ticket is None else pull_fields(request.ticket))}
     return request_json("token_ids", request.prompt, rest)
+
+
+def parse_line(line: bytes, version: int) -> TokenChunk | None:
+    """One line of an answer: an event, or nothing. Raises EngineFault."""
+    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        return None
+    return parse_chunk(orjson.loads(line[6:]), version)
 
 
 def parse_chunk(item: dict[str, Any], version: int) -> TokenChunk:

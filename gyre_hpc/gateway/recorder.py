@@ -421,7 +421,13 @@ class Recorder:
     def _append_sampled(self, live: Live, turn: Turn, role: Role) -> int:
         node = self._store.allocate_node()
         tokens = np.asarray(turn.tokens, np.int32)
-        logprobs, versions = np.asarray(turn.logprobs, np.float32), np.asarray(turn.versions, np.int32)
+        logprobs, versions = np.asarray(turn.logprobs, np.float32), _filled(turn.versions)
         self._store.append(Node(node, turn.node, live.execution, turn.call, NodeKind.SAMPLED, role, tokens, logprobs, versions))
         live.nodes[node] = (turn.node, self._store.forest.nodes[node].tokens)
         return node
+
+
+def _filled(versions: list[int]) -> Tokens:
+    """Weight versions as int32: nearly always they are one."""
+    first = versions[0]
+    return np.full(len(versions), first, np.int32) if versions.count(first) == len(versions) else np.asarray(versions, np.int32)

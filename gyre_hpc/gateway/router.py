@@ -27,7 +27,7 @@ from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.handover import Departure, KvLink, link
 from gyre_hpc.engines.handover_waiting import Conversation, WaitingConversations
 from gyre_hpc.engines.prompt import extended
-from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, RequestRefused, TokenChunk
+from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, RequestRefused, TokenChunk, merged
 
 log = logging.getLogger(__name__)
 
@@ -212,12 +212,15 @@ class Router:
         pump = asyncio.create_task(self._carry(call))
         try:
             while True:
-                item = await call.output.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-                if item.finish is not None:
-                    return
+                items = [await call.output.get()]
+                while not call.output.empty():  # what has come meanwhile goes on in one piece: each costs its reader as much as 200 tokens
+                    items.append(call.output.get_nowait())
+                for item in merged(items):
+                    if isinstance(item, BaseException):
+                        raise item
+                    yield item
+                    if item.finish is not None:
+                        return
         finally:
             pump.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -332,7 +335,7 @@ class Router:
 
     async def _bring(self, departure: Departure, conversation: Conversation, haven: _Route) -> bool:
         arrived = await departure.bring(haven.client, haven.link, conversation.tokens)
-        if arrived and haven.open:
+        if arrived and self._home.get(conversation.execution) == haven.cell:  # else it has ended or gone on meanwhile
             self._conversations.end(conversation.execution, haven.cell, conversation.tokens)
         return arrived
 

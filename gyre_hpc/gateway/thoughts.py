@@ -50,7 +50,9 @@ class Thoughts:
 
 def hold_back(text: str, tag: str) -> tuple[str, str]:
     """Split before the longest end of `text` that may be the beginning of `tag`."""
-    for size in range(min(len(tag) - 1, len(text)), 0, -1):
-        if tag.startswith(text[-size:]):
-            return text[:-size], text[-size:]
+    at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while at >= 0:
+        if tag.startswith(text[at:]):
+            return text[:at], text[at:]
+        at = text.find(tag[0], at + 1)
     return text, ""

@@ -1,0 +1,64 @@
+"""An answer read in bursts is the answer, wherever the network cuts it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+
+import aiohttp
+import orjson
+import pytest
+
+from gyre_hpc.engines.protocol import EngineFault, TokenChunk
+from gyre_hpc.engines.streaming import chunks
+from gyre_hpc.engines.torch_engine import parse_line
+
+
+class Bursts:
+    """Fake of a response's content: these bytes, as they arrived."""
+
+    def __init__(self, data: bytes, rng: random.Random) -> None:
+        cuts = sorted(rng.sample(range(1, len(data)), min(len(data) - 1, rng.randrange(6))))
+        self.parts = [data[first:last] for first, last in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+    async def iter_any(self):  # type: ignore[no-untyped-def]
+        for part in self.parts:
+            await asyncio.sleep(0)
+            yield part
+
+
+def line(tokens: list[int], finish: str | None = None) -> bytes:
+    return orjson.dumps({"t": tokens, "l": [-1.0] * len(tokens), "v": [2] * len(tokens), "f": finish}) + b"\n"
+
+
+async def read(content: Bursts) -> tuple[list[TokenChunk], Exception | None]:
+    found: list[TokenChunk] = []
+    stream: aiohttp.StreamReader = content  # type: ignore[assignment]
+    try:
+        async with aclosing(chunks(stream, parse_line)) as items:
+            async for chunk in items:
+                found.append(chunk)
+    except (EngineFault, orjson.JSONDecodeError) as error:
+        return found, error
+    return found, None
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_any_cut_gives_the_same_tokens(seed: int) -> None:
+    rng = random.Random(seed)
+    said = [[rng.randrange(99) for _ in range(rng.randrange(1, 5))] for _ in range(6)]
+    data = b"\n".join(line(tokens) for tokens in said) + line([7], "stop") + line([8])
+    found, error = await read(Bursts(data, rng))
+    assert error is None
+    assert [token for chunk in found for token in chunk.tokens] == [*(token for tokens in said for token in tokens), 7]
+    assert [chunk.finish for chunk in found][-1] == "stop"
+    assert {chunk.finish for chunk in found[:-1]} <= {None}
+
+
+@pytest.mark.parametrize("broken", [b'{"error":"paused"}\n', b'{"t":[1\n'])
+async def test_what_came_before_a_fault_is_told_first(broken: bytes) -> None:
+    for seed in range(10):
+        found, error = await read(Bursts(line([1, 2]) + line([3]) + broken + line([4]), random.Random(seed)))
+        assert [token for chunk in found for token in chunk.tokens] == [1, 2, 3]
+        assert error is not None
