@@ -64,7 +64,7 @@ class Ids(Container[int]):
         if not isinstance(value, int | np.integer):
             return False
         at = bisect_right(self._first, value)
-        return bool(at) and value <= self._last[at - 1]
+        return bool(at and value <= self._last[at - 1])
 
     def __iter__(self) -> Iterator[int]:
         for first, last in self.spans:
