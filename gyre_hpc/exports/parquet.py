@@ -1,6 +1,6 @@
 """Parquet: one file, zstd, the columns of rows.py in fixed types.
 
-Invariants: row groups of at most about ROW_GROUP_TOKENS tokens (one execution is never cut), so memory does not grow with the store;
+Invariants: row groups of at most about ROW_GROUP_TOKENS tokens (one row is never cut), so memory does not grow with the store;
 floats are stored bit for bit; the file's metadata say what was exported (`gyre`: a JSON object).
 """
 
@@ -72,16 +72,17 @@ COLUMNS: dict[Table, list[tuple[str, pa.DataType]]] = {
 """Columns of each table, in order."""
 
 
-def write(file: Path, table: Table, executions: Iterable[list[Row]], about: Mapping[str, Any]) -> int:
-    """Write the rows of all executions; returns how many. `about` goes into the file's metadata."""
+def write(file: Path, table: Table, rows: Iterable[Row], about: Mapping[str, Any]) -> int:
+    """Write all rows; returns how many. `about` goes into the file's metadata."""
     schema = pa.schema(COLUMNS[table], metadata={"gyre": json.dumps(about, default=str)})
+    long = table in (Table.PATHS, Table.NODES)
     count = tokens = 0
     batch: list[Row] = []
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for rows in executions:
-            count += len(rows)
-            batch += rows
-            tokens += sum(len(row["tokens"]) for row in rows if table in (Table.PATHS, Table.NODES))
+        for row in rows:
+            count += 1
+            batch.append(row)
+            tokens += len(row["tokens"]) if long else 0
             if tokens >= ROW_GROUP_TOKENS or len(batch) >= ROW_GROUP_ROWS:
                 writer.write_table(_table(batch, schema))
                 batch, tokens = [], 0

@@ -1,9 +1,9 @@
 """The tables of an export, row by row: what trainers want (`paths`) and what lies below (`nodes`, `calls`, `executions`).
 
 `paths` has a row for each selected path of a tree (trees/selection.py): a whole trajectory from its root, `targets` the tokens that this
-row is to train. Invariants: over the rows of an execution every target stands in exactly one row (all of them unless `jmax` cuts the choice
-short), and weights x targets sum to one; an incomplete execution has no path. The other tables have everything, each thing once an
-execution. Rows come in the order of execution ids; one tree is held at a time.
+row is to train. Invariants: over the rows of an execution every target stands in exactly one row (all of them unless `jmax` cuts the
+choice short, which is then training's own, seeded), and weights x targets sum to one; an incomplete execution has no path. The other tables
+have everything, each thing once an execution. Rows come in the order of execution ids; one tree and one row are held at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from trees.export import as_dict
 from trees.records import Group
-from trees.selection import select_paths
+from trees.selection import Path, all_paths, select_paths
 from trees.store import StoreReader
 from trees.tree import Tree
 
@@ -30,38 +30,39 @@ class Table(StrEnum):
     EXECUTIONS = "executions"
 
 
-def rows_of(reader: StoreReader, table: Table, jmax: int | None, seed: int) -> Iterator[list[Row]]:
-    """The rows of each execution. `jmax`: most paths of one, None: until every target is in one; `seed`: of the choice of paths."""
+def rows_of(reader: StoreReader, table: Table, jmax: int | None, seed: int) -> Iterator[Row]:
+    """The rows of all executions. `jmax`: most paths of one, None: until every target is in one; `seed`: of the choice of paths."""
     groups = reader.groups()
     for execution in sorted(reader.executions()):
-        yield rows_of_tree(reader.tree(execution), groups, table, jmax, seed)
+        yield from rows_of_tree(reader.tree(execution), groups, table, jmax, seed)
 
 
-def rows_of_tree(tree: Tree, groups: Mapping[int, Group], table: Table, jmax: int | None, seed: int) -> list[Row]:
+def rows_of_tree(tree: Tree, groups: Mapping[int, Group], table: Table, jmax: int | None, seed: int) -> Iterator[Row]:
     """The rows of one execution."""
     whole = as_dict(tree, groups)
     nodes, calls = whole.pop("nodes"), whole.pop("calls")
     if table is Table.EXECUTIONS:
         counts = {"nodes": len(nodes), "calls": len(calls), "leaves": len(tree.leaves)}
         targets = sum(tree.nodes[row["node"]].length for row in nodes if row["target"])
-        return [{**whole, **counts, "tokens": sum(row.length for row in tree.nodes.values()), "target_tokens": targets}]
-    if table is Table.CALLS:
-        return [{"execution": whole["execution"], **row} for row in calls]
-    if table is Table.NODES:
-        return [{"execution": whole["execution"], "logprobs": None, "versions": None, **row} for row in nodes]
-    chosen = select_paths(tree, jmax or max(1, len(tree.leaves)), seed)
-    return [
-        {
-            **whole,
-            "path": path.index,
-            "leaf": path.leaf,
-            "role": tree.role_of(path.leaf).name.lower(),
-            "weight": path.weight,
-            "target_tokens": int(path.targets.sum()),
-            "tokens": path.tokens,
-            "targets": path.targets,
-            "logprobs": path.logprobs,
-            "versions": path.versions,
-        }
-        for path in chosen
-    ]
+        yield {**whole, **counts, "tokens": sum(row.length for row in tree.nodes.values()), "target_tokens": targets}
+    elif table is Table.CALLS:
+        yield from ({"execution": whole["execution"], **row} for row in calls)
+    elif table is Table.NODES:
+        yield from ({"execution": whole["execution"], "logprobs": None, "versions": None, **row} for row in nodes)
+    else:
+        chosen = all_paths(tree) if jmax is None else iter(select_paths(tree, jmax, seed))
+        yield from ({**whole, **_path(tree, path)} for path in chosen)
+
+
+def _path(tree: Tree, path: Path) -> Row:
+    return {
+        "path": path.index,
+        "leaf": path.leaf,
+        "role": tree.role_of(path.leaf).name.lower(),
+        "weight": path.weight,
+        "target_tokens": int(path.targets.sum()),
+        "tokens": path.tokens,
+        "targets": path.targets,
+        "logprobs": path.logprobs,
+        "versions": path.versions,
+    }

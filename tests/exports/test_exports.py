@@ -142,7 +142,7 @@ def test_row_groups_bound_the_memory(run: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 2)
     file = tmp_path / "a.parquet"
     rows = [
-        [{"execution": i, **dict.fromkeys(("call", "prompt", "sampled"), i), **dict.fromkeys(("role", "fate", "finish", "difference"))}]
+        {"execution": i, **dict.fromkeys(("call", "prompt", "sampled"), i), **dict.fromkeys(("role", "fate", "finish", "difference"))}
         for i in range(5)
     ]
     assert parquet.write(file, Table.CALLS, rows, {}) == 5

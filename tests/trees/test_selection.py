@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import trees.catalogue
 from tests.trees.forests import SIZE, Model, Play, Turn, forests, turns
 from trees.records import CallEnd, Execution, Fate, Intent, Node, NodeKind, Role
-from trees.selection import select_paths
+from trees.selection import Path, all_paths, select_paths
 from trees.store import StoreReader
 from trees.tree import Call, Tree, build
 
@@ -149,3 +149,23 @@ def targets_of(tree, path):
     """Nodes of which the path trains tokens."""
     ends = np.cumsum([tree.nodes[node].length for node in path.nodes])
     return [node for node, end in zip(path.nodes, ends, strict=True) if path.targets[end - 1]]
+
+
+@settings(deadline=None)
+@given(st.lists(turns, min_size=1, max_size=25))
+def test_all_paths_have_every_target_once(rows: list[Turn]) -> None:
+    tree = grow(rows)
+    paths = list(all_paths(tree))
+    wanted = [] if tree.incomplete else [n for n in tree.nodes if tree.is_target(n) and tree.nodes[n].length]
+    found = [node for path in paths for node in path.nodes for _ in range(int(path.targets[_span(tree, path, node)].any()))]
+    assert sorted(found) == sorted(wanted)
+    assert [path.index for path in paths] == list(range(len(paths)))
+    assert not paths or abs(sum(path.weight * path.targets.sum() for path in paths) - 1) < 1e-9
+    roles = [tree.role_of(path.leaf) for path in paths]
+    assert roles == sorted(roles)
+
+
+def _span(tree: Tree, path: Path, node: int) -> slice:
+    """Where a node's tokens lie in its path."""
+    end = tree.path_length(node)
+    return slice(end - tree.nodes[node].length, end)
