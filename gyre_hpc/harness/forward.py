@@ -18,10 +18,12 @@ import socket
 import struct
 import sys
 import threading
+import time
 
 _PIECE = 1 << 16
 _END = b"0\r\n\r\n"
 """The last chunk of a chunked body."""
+_PAUSE = 0.2
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -83,7 +85,12 @@ def listen(port: int, path: str) -> None:
 
     def accept() -> None:
         while True:
-            client, _ = server.accept()
+            try:
+                client, _ = server.accept()
+            except OSError as error:  # out of descriptors: the client holds them, and may let some go
+                print(f"forwarder: {error.strerror}", file=sys.stderr, flush=True)
+                time.sleep(_PAUSE)
+                continue
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             gateway = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
