@@ -195,6 +195,12 @@ class ScheduleSection(_Section):
     groups_per_step: Positive = 16
     group_size: Annotated[int, Field(ge=2)] = 8
     staleness_bound: Annotated[int, Field(ge=0)] | None = None
+    mode: Literal["elastic", "colocate", "async"] = "elastic"
+    """Who trains when (cells/policies.py)."""
+    streaming: bool = True
+    """Train on groups as they come; without it, once all groups of a burst are complete."""
+    trainers: Positive | None = None
+    """Only the first so many cells ever train, the others roll out; null: all of them."""
 
 
 class TrainingSection(_Section):
@@ -389,6 +395,18 @@ def _cross_check(config: Config, origin: str) -> None:
         raise ConfigError(
             f"{origin}: schedule.staleness_bound = {bound} can't be kept in bursts of schedule.mu = {mu} steps",
             f"{mu - 1} or more, or a smaller mu",
+        )
+    _cross_check_trainers(config, origin)
+
+
+def _cross_check_trainers(config: Config, origin: str) -> None:
+    trainers, cells = config.schedule.trainers, config.cells.count
+    if trainers is not None and trainers > cells:
+        raise ConfigError(f"{origin}: schedule.trainers = {trainers} with cells.count = {cells}", f"1 to {cells}, or null for all cells")
+    if config.schedule.mode == "async" and (trainers is None or trainers == cells):
+        raise ConfigError(
+            f"{origin}: schedule.mode = async with schedule.trainers = {'null' if trainers is None else trainers}, cells.count = {cells}",
+            "async needs cells that only roll out: set schedule.trainers below cells.count",
         )
 
 

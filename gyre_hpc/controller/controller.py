@@ -31,6 +31,7 @@ from cells.events import (
     Finish,
     GroupComplete,
     GroupDispatched,
+    Mode,
     Publish,
     Published,
     Role,
@@ -39,7 +40,7 @@ from cells.events import (
     Transfer,
     TransferDone,
 )
-from cells.policies import ElasticPolicy
+from cells.policies import make_policy
 from cells.roles import CellState
 from cells.waiting import wait
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_state
@@ -72,6 +73,9 @@ def schedule_of(config: Config) -> Schedule:
         mu=s.mu,
         steps=config.run.steps,
         staleness_bound=s.staleness_bound,
+        mode=Mode(s.mode),
+        streaming=s.streaming,
+        trainers=s.trainers,
     )
 
 
@@ -92,7 +96,7 @@ class Controller:
         self.config, self.paths, self.attempt, self.base_model = config, paths, attempt, base_model
         self.channel, self.client, self.tasks = channel, client, tasks
         self.saved = read_state(checkpoint) if checkpoint else None
-        self.policy = ElasticPolicy(schedule_of(config), self.saved.policy["schedule"] if self.saved else None)
+        self.policy = make_policy(schedule_of(config), self.saved.policy["schedule"] if self.saved else None)
         self.events = EventLog(paths.events)
         self.live = LiveFile(paths.live)
         self.groups = Groups()
@@ -347,7 +351,7 @@ class Controller:
             items=items,
             prefix=self.policy.roles.prefix,
             executions=executions,
-            refresh=not self.policy.closes_burst,
+            refresh=self.policy.keeps_satellites or not self.policy.closes_burst,
             checkpoint=step % self.config.checkpoint.every == 0 or step == self.config.run.steps,
             fields=fields,
             state={"schedule": snapshot},
