@@ -1,4 +1,7 @@
-"""Skips are declared in advance: in CI one that tests/skips.txt doesn't name, with its reason, fails the session."""
+"""Skips are declared in advance: in CI one that tests/skips.txt doesn't name, with its reason, fails the session.
+
+No example of hypothesis has a deadline: that a machine is busy is no mistake.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.slurm.fixtures import inside, slurm
 
 __all__ = ["inside", "slurm"]
 
+settings.register_profile("gyre", deadline=None)
+settings.load_profile("gyre")
 _DECLARED = Path(__file__).with_name("skips.txt")
 _undeclared: list[str] = []
 
