@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cells.events import Mode, Schedule
 from gyre_hpc.config import Config, load
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import read_events
@@ -30,11 +31,8 @@ DEFAULT_STEPS = 24
 class Ran:
     """How a recorded run was cut and scheduled, and what it took: `seconds` from the end of its first step to that of its last."""
 
-    cells: int
+    schedule: Schedule
     nodes_per_cell: int
-    phi: float
-    mu: int
-    steps: int
     seconds: float
 
 
@@ -110,8 +108,8 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         "smallest_cell": nodes,
     }
     if len(summary.steps) > 1 and len(summary.attempts) == 1:
-        c, s, steps = config.cells, config.schedule, summary.steps
-        found["ran"] = Ran(c.count, nodes, s.phi, s.mu, len(steps), float(steps[-1]["t"]) - float(steps[0]["t"]))
+        steps = summary.steps
+        found["ran"] = Ran(_schedule(config, len(steps)), nodes, float(steps[-1]["t"]) - float(steps[0]["t"]))
     works = training_of_groups(summary, float(events[0]["t"]) if events else 0.0, nodes)
     if works:
         found["train_group"] = float(np.quantile(works, 0.25))
@@ -122,6 +120,23 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         publish=median([float(e["seconds"]) for e in events if e["kind"] == "publish"] or [0.0]),
     )
     return found, costs
+
+
+def _schedule(config: Config, steps: int) -> Schedule:
+    """The rules of the run's own policy, up to the step that it has reached."""
+    s = config.schedule
+    return Schedule(
+        (config.rollout.capacity,) * config.cells.count,
+        s.groups_per_step,
+        s.group_size,
+        s.phi,
+        s.mu,
+        steps,
+        staleness_bound=s.staleness_bound,
+        mode=Mode(s.mode),
+        streaming=s.streaming,
+        trainers=s.trainers,
+    )
 
 
 def training_of_groups(summary: Summary, zero: float, nodes: int) -> list[float]:

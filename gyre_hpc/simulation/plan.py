@@ -11,9 +11,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from cells.events import Mode
 from gyre_hpc.simulation.facts import Facts
 from gyre_hpc.simulation.kernel import simulate
+from gyre_hpc.simulation.scenario import Scenario
 from gyre_hpc.simulation.search import Candidate, search, slopes
 
 CLIFF = 1.6
@@ -60,10 +60,11 @@ def plan(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[
 def _ran(facts: Facts, seeds: int) -> dict[str, float] | None:
     """The run itself, simulated from what it recorded: from its first step's end to its last one's, beside what it took."""
     ran = facts.ran
-    if ran is None or facts.steps < 2:
+    if ran is None:
         return None
-    candidate = Candidate(Mode.ELASTIC.value, ran.cells, ran.nodes_per_cell, 0, ran.phi, ran.mu)
-    runs = [simulate(candidate.scenario(facts, ran.steps), seed) for seed in range(seeds)]
+    nodes = (ran.nodes_per_cell,) * len(ran.schedule.capacity)
+    scenario = Scenario(ran.schedule, nodes, facts.train_group, facts.workload, beta=facts.beta, costs=facts.costs)
+    runs = [simulate(scenario, seed) for seed in range(seeds)]
     seconds = fmean(run.steps[-1] - run.steps[0] for run in runs)
     return {"measured": round(ran.seconds, 1), "simulated": round(seconds, 1), "error": round(seconds / ran.seconds - 1, 4)}
 

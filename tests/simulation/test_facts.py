@@ -47,7 +47,7 @@ def test_a_run_tells_everything(run: Path) -> None:
     # step 1: 8 s on 2 nodes for 2 groups; step 2: 1 s of the return's wait and 12 s: 13 s; the lower quartile of 8 and 13
     assert facts.train_group == pytest.approx(8 + 0.25 * 5)
     assert facts.ran is not None
-    assert (facts.ran.cells, facts.ran.nodes_per_cell, facts.ran.seconds) == (2, 2, 24.0)
+    assert (facts.ran.schedule.capacity, facts.ran.nodes_per_cell, facts.ran.seconds) == ((12, 12), 2, 24.0)
 
 
 def test_options_win_over_the_run(run: Path) -> None:
