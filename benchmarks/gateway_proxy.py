@@ -60,7 +60,7 @@ def engine(port: int, chunks: int) -> None:
     for part in parts:
         finish = "stop" if part is parts[-1] else None
         logprobs = [-0.123456789 * (i % 7 + 1) for i in part]
-        content = [{"token": "", "logprob": value, "bytes": None, "top_logprobs": []} for value in logprobs]
+        content: list[dict[str, Any]] = [{"token": "", "logprob": value, "bytes": None, "top_logprobs": []} for value in logprobs]
         choice = {"index": 0, "token_ids": part, "logprobs": {"content": content}, "finish_reason": finish, "weight_versions": None}
         answers["torch"].append(orjson.dumps({"t": part, "l": logprobs, "v": [1] * len(part), "f": finish}) + b"\n")
         answers["vllm"].append(b"data: " + orjson.dumps({"choices": [choice]}) + b"\n\n")
