@@ -46,6 +46,8 @@ def reading(path: Path) -> Iterator[None]:
     except StoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, IndexError, OverflowError, MemoryError) as error:
+        if not path.exists():  # merged away under an open handle, which some network file systems don't keep
+            raise Missing(f"{path} is missing", RESTORE) from error
         raise Damaged(f"{path} can't be read ({' '.join(str(error).split())})", RESTORE) from error
 
 

@@ -1,7 +1,9 @@
 """Many seals end in few files, and nobody notices: not by a value, not while reading."""
 
 import logging
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,6 +86,27 @@ def test_a_reader_of_segments_that_are_gone_goes_on(tmp_path):
             path.unlink()
         with pytest.raises(Damaged, match="is missing"), StoreReader(tmp_path) as reader:
             reader.tree(0)
+
+
+def test_a_handle_that_went_stale_is_a_segment_that_was_merged_away(tmp_path, monkeypatch):
+    with StoreWriter(tmp_path) as writer, StoreReader(tmp_path) as reader:
+        for group in range(FAN - 1):
+            seal_one(writer, group)
+        reader.refresh()
+        want = content(reader, 1)
+        seal_one(writer, FAN - 1)
+        read, gone = h5py.Dataset.__getitem__, []
+
+        def stale(dataset, part):
+            if not Path(dataset.file.filename).exists():
+                gone.append(dataset.name)
+                raise OSError(116, "stale file handle")
+            return read(dataset, part)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(h5py.Dataset, "__getitem__", stale)
+            assert content(reader, 1) == want
+        assert gone
 
 
 @given(forests, st.integers(0, 99))
