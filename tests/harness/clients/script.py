@@ -158,7 +158,7 @@ class ScriptedEngine:
         said = self._script.begin(request)
         self.served.append(request.request_id)
         reply, start = said.reply, request.position
-        if request.prompt[len(request.prompt) - start :] != said.tokens[:start] if start else False:
+        if start and list(request.prompt[-start:]) != said.tokens[:start]:
             raise AssertionError("a call was continued with other tokens than were said")
         at = start
         while at < len(said.tokens):
