@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def test_a_file_may_extend_another(tmp_path: Path) -> None:
         ("extends: c.yaml", [], ["extends itself"]),
         ("extends: 3", [], ["extends = 3"]),
         ("rollout: {engine: vllm, top_p: 0.9}", [], ["rollout.top_p = 0.9", "rollout.engine = vllm"]),
+        ("rollout: {handover: nixl}", [], ["rollout.handover = nixl with rollout.engine = torch", "rollout.engine = vllm"]),
+        ("rollout: {handover: mooncake}", [], ["rollout.handover = 'mooncake'", "'recompute' or 'nixl'"]),
         ("run: {steps: 3}\nmodel: {window: 600}\nrun: {seed: 1}", [], ["not YAML", "'run' stands there twice", "line 3"]),
         ("run: {steps: 3, steps: 4}", [], ["'steps' stands there twice"]),
         ("training: {betas: [2, 3]}", [], ["training.betas.0 = 2", "less than 1"]),
@@ -81,6 +84,21 @@ def test_a_mistake_is_one_line_with_the_remedy(tmp_path: Path, text: str, overri
     assert caught.value.exit_code == ExitCode.USAGE
     for part in parts:
         assert part in line, line
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_nixl_is_wanted_only_by_those_who_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: (object() if installed else None) if name == "nixl" else find(name, *rest)
+    )
+    assert load(write(tmp_path, "rollout: {engine: vllm}")).rollout.handover == "recompute"
+    asking = write(tmp_path, "rollout: {engine: vllm, handover: nixl}")
+    if installed:
+        assert load(asking).rollout.handover == "nixl"
+    else:
+        with pytest.raises(ConfigError, match=r"NIXL is not installed; pip install nixl, or rollout\.handover = recompute"):
+            load(asking)
 
 
 @pytest.mark.parametrize(

@@ -38,19 +38,22 @@ _UNPIN_PAUSE = 0.05
 _SOURCES = {"local_compute": "computed", "local_cache_hit": "cached", "external_kv_transfer": "pulled"}
 
 
-def options(given: Mapping[str, object], cpu: bool, lease: int = LEASE) -> dict[str, object]:
+def options(given: Mapping[str, object], cpu: bool) -> dict[str, object]:
     """What the server's command line needs beside the options `given`. Raises ConfigError."""
     if _OPTION in given:
         raise ConfigError(f"rollout.options.{_OPTION} with rollout.handover = nixl", "take one of the two out")
     block = given.get("block-size", SMALLEST_BLOCK)
     if cpu and (not isinstance(block, int) or block < SMALLEST_BLOCK):
         raise ConfigError(f"rollout.options.block_size = {block} with rollout.handover = nixl", f"{SMALLEST_BLOCK} or more on a CPU")
+    extra: dict[str, object] = {"kv_lease_duration": LEASE}
+    if cpu:
+        extra["num_threads"] = 0  # vLLM's 4 keep one another from two cores: 6 of 50 pulls took more than 8 s, without them none
     transfer = {
         "kv_connector": "PacedNixlConnector",
         "kv_connector_module_path": "gyre_hpc.engines.handover_connector",
         "kv_role": "kv_consumer",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"kv_lease_duration": lease},
+        "kv_connector_extra_config": extra,
     }
     return {_OPTION: transfer, **({"block-size": block} if cpu else {})}
 

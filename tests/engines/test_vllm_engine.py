@@ -18,6 +18,7 @@ from aiohttp import web
 from gyre_hpc import processes
 from gyre_hpc.engines import vllm_guard
 from gyre_hpc.engines.factory import connect, start_engine
+from gyre_hpc.engines.handover import Ticket
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
 from gyre_hpc.engines.vllm_engine import VllmEngine, command, parse_chunk, request_body
 from gyre_hpc.errors import ConfigError
@@ -100,30 +101,48 @@ def test_the_command_line_carries_options_and_guards_ours(models: tuple[Path, Pa
         command(EngineSpec("vllm", tmp_path, 0, 8, WINDOW, tmp_path / "log"), 1234)
 
 
+def test_a_server_that_hands_over_is_told_so_and_says_so(models: tuple[Path, Path], tmp_path: Path) -> None:
+    argv = command(EngineSpec("vllm", models[0], 0, 8, WINDOW, tmp_path / "log", handover="nixl"), 1234)
+    told = json.loads(next(a for a in argv if a.startswith("--kv-transfer-config=")).partition("=")[2])
+    assert told["kv_connector_module_path"] == "gyre_hpc.engines.handover_connector"
+    assert "--block-size=32" in argv
+    with pytest.raises(ConfigError, match="take one of the two out"):
+        command(EngineSpec("vllm", models[0], 0, 8, WINDOW, tmp_path / "log", options={"kv_transfer_config": {}}, handover="nixl"), 1234)
+
+
+def test_a_ticket_goes_along_as_it_came() -> None:
+    params = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_num_tokens": 3}
+    body = json.loads(request_body(GenerateRequest("r", [1, 2, 3], Sampling(5, 0.0), 0, Ticket([1, 2, 3], 4, 1.0, params)), 20, True))
+    assert body["kv_transfer_params"] == params
+
+
 class _Upstream:
     """A fake ASGI application in vLLM's place: says which path it saw, and holds inference until told."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
+        self.bodies: list[bytes] = []
 
     async def __call__(self, scope: vllm_guard.Scope, receive: vllm_guard.Receive, send: vllm_guard.Send) -> None:
         if scope["path"].startswith("/inference/"):
             await self.go.wait()
+            self.bodies = [(await receive())["body"], (await receive())["body"]]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
 
-async def _ask(guard: vllm_guard.Guard, path: str) -> tuple[int, dict[bytes, bytes], bytes]:
+async def _ask(guard: vllm_guard.Guard, path: str, headers: dict[bytes, bytes] | None = None) -> tuple[int, dict[bytes, bytes], bytes]:
     sent: list[vllm_guard.Message] = []
 
     async def receive() -> vllm_guard.Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": b'{"token_ids":[1]}', "more_body": False}
 
     async def send(message: vllm_guard.Message) -> None:
         sent.append(message)
 
     path, _, query = path.partition("?")
-    await guard({"type": "http", "path": path, "query_string": query.encode()}, receive, send)
+    scope = {"type": "http", "path": path, "query_string": query.encode(), "headers": list((headers or {}).items())}
+    await guard(scope, receive, send)
     return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
 
 
@@ -146,6 +165,24 @@ async def test_the_guard_keeps_strangers_and_the_paused_out(monkeypatch: pytest.
     await _ask(guard, "/s3/resume")
     assert (await _ask(guard, "/s3/inference/v1/generate"))[1][b"x-gyre-version"] == b"5"
     assert json.loads((await _ask(guard, "/s3/gyre"))[2]) == {"version": 5, "paused": False, "in_flight": 0}
+
+
+async def test_the_guard_refuses_kv_of_other_weights_and_salts_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(vllm_guard.SECRET, "s3")
+    monkeypatch.setenv(vllm_guard.VERSION, "4")
+    upstream = _Upstream()
+    upstream.go.set()
+    guard = vllm_guard.Guard(upstream)
+    call = "/s3/inference/v1/generate"
+    assert (await _ask(guard, call, {b"x-gyre-kv-version": b"4"}))[0] == 200
+    assert upstream.bodies == [b'{"cache_salt":"4.0","token_ids":[1]}', b'{"token_ids":[1]}'], "the first piece of a body alone"
+    status, _, body = await _ask(guard, call, {b"x-gyre-kv-version": b"3"})
+    assert (status, json.loads(body)) == (409, {"error": "weights are version 4, the KV is of 3"})
+    assert json.loads((await _ask(guard, "/s3/gyre"))[2])["in_flight"] == 0
+    await _ask(guard, "/s3/gyre/forget")
+    await _ask(guard, "/s3/gyre/version?5")
+    await _ask(guard, call)
+    assert upstream.bodies[0] == b'{"cache_salt":"5.1","token_ids":[1]}'
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +217,7 @@ async def collect(client: Any, call: GenerateRequest) -> tuple[list[int], list[f
 
 
 def deviation(model: Path, call: GenerateRequest, tokens: list[int], logprobs: list[float]) -> float:
-    expected = plain_logprobs(model, call.prompt, tokens, call.sampling.temperature)
+    expected = plain_logprobs(model, list(call.prompt), tokens, call.sampling.temperature)
     return max(abs(a - b) for a, b in zip(expected, logprobs, strict=True))
 
 
@@ -195,7 +232,7 @@ async def test_log_probs_stops_and_hand_over(server: VllmEngine, client: Any, mo
     tokens = (await collect(client, greedy))[0]
     for cut in (1, 9, 21):
         sampling = Sampling(22 - cut, 0.0)
-        assert tokens[:cut] + (await collect(client, GenerateRequest("c", greedy.prompt + tokens[:cut], sampling, cut)))[0] == tokens
+        assert tokens[:cut] + (await collect(client, GenerateRequest("c", [*greedy.prompt, *tokens[:cut]], sampling, cut)))[0] == tokens
     free = (await collect(client, request("stop", 20, temperature=0.0)))[0]
     stopped = await collect(client, request("stop", 20, temperature=0.0, stop=(free[6],)))
     assert (stopped[0], stopped[3]) == (free[: free.index(free[6]) + 1], "stop")
@@ -205,7 +242,7 @@ async def test_log_probs_stops_and_hand_over(server: VllmEngine, client: Any, mo
 async def test_more_prompt_than_one_pass_takes(server: VllmEngine, client: Any, models: tuple[Path, Path]) -> None:
     """Prompts computed in pieces, sampled calls, more of them than rows."""
     requests = [request(f"p{i}", 3, seed=i) for i in range(100)]
-    requests = [GenerateRequest(r.request_id, r.prompt * 4, r.sampling) for r in requests]
+    requests = [GenerateRequest(r.request_id, list(r.prompt) * 4, r.sampling) for r in requests]
     outcomes = await asyncio.gather(*(collect(client, call) for call in requests))
     for call, (tokens, logprobs, _, _) in zip(requests, outcomes, strict=True):
         assert len(tokens) == 3

@@ -80,7 +80,7 @@ async def test_closes_at_random_instants_change_nothing(model: Path, seed: int) 
         await router.aclose()
     for call, (tokens, logprobs, finish), (again, _, finish_again) in zip(requests, undisturbed, disturbed, strict=True):
         assert (again, finish_again) == (tokens, finish)
-        expected = plain_logprobs(model, call.prompt, tokens, call.sampling.temperature)
+        expected = plain_logprobs(model, list(call.prompt), tokens, call.sampling.temperature)
         assert max(abs(a - b) for a, b in zip(expected, logprobs, strict=True)) < 1e-4
         assert finish == ("stop" if tokens[-1] in call.sampling.stop else "length")
         assert len(tokens) == call.sampling.max_tokens or finish == "stop"
