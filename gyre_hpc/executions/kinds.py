@@ -99,7 +99,8 @@ def qwen_code(told: Told) -> Launch:
         "general": {"disableAutoUpdate": True},
     }
     argv = ["--auth-type", "openai", "--yolo", "-p", told.instruction]
-    return Launch(argv, _openai(told), {".qwen/settings.json": json.dumps(settings)})
+    held = {"QWEN_STREAM_IDLE_TIMEOUT_MS": "0", "QWEN_STREAM_MAX_LIFETIME_MS": "0"}  # else four minutes: it does not see pings
+    return Launch(argv, _openai(told) | held, {".qwen/settings.json": json.dumps(settings)})
 
 
 def opencode(told: Told) -> Launch:

@@ -43,7 +43,7 @@ async def test_sub_agents(tmp_path: Path, renderer: TurnRenderer) -> None:
     """Two at once, with ids of their own; the main conversation waits for both."""
     async with CODEX.bench(tmp_path, renderer) as made:
         for name in ("one", "two"):
-            replies = [Reply(CODEX.shell(f"echo {name} > {name}.txt"), pause=0.02), f"Part {name} is done."]
+            replies: list[Reply | str] = [Reply(CODEX.shell(f"echo {name} > {name}.txt"), pause=0.02), f"Part {name} is done."]
             made.script.on(name, says(f"[sub-{name}]"), *replies)
         spawn = "\n".join(call("multi_agent_v1.spawn_agent", message=f"Do it. [sub-{name}]") for name in ("one", "two"))
         wait = call("exec_command", cmd="for i in $(seq 100); do [ -e one.txt ] && [ -e two.txt ] && break; sleep 0.1; done")

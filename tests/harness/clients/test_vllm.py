@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights for the byte tokenizer, with room for a real client's prompt."""
     folder = tiny_model(tmp_path_factory.mktemp("bytes"))
     vocabulary = TurnRenderer(folder).vocabulary
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     config = Qwen3Config(vocab_size=vocabulary, head_dim=32, max_position_embeddings=WINDOW, tie_word_embeddings=True, **shape)
     weights = save_random(folder / "weights", 0, config)
     for name in ("config.json", "model.safetensors"):
