@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -268,9 +268,10 @@ class CellRank:
 
     def _do(self, item: int) -> None:
         assert self._actor is not None
+        began = time.monotonic()
         rows = [self._row(ref) for ref in self._items[item][self.place.slot :: self.place.ranks]]
         if rows:
-            sums = self._actor.accumulate(rows)
+            sums = replace(self._actor.accumulate(rows), seconds=time.monotonic() - began)
             self._sums = sums if self._sums is None else self._sums + sums
         self._poll_sends()
 

@@ -1,8 +1,8 @@
 """What a plan is made from: how long executions take, what training and changes cost, and the batch; from a run's own log, or from options.
 
-Read from a run: durations (`execution.end`), transfers, publications and checkpoints (medians), and the cost of training as the lower
-quartile over steps of (node time in training until the step's end) / (its groups). That node time contains waiting for groups, so it
-is an upper bound, which a run that is short of rollout overstates; `--train-node-hours` replaces it.
+Read from a run: durations (`execution.end`); transfers, publications, checkpoints and optimizer steps (medians); and the cost of
+training, `train_seconds` of the steps (median for a group). Runs of before that field: the lower quartile over steps of (node time in
+training until the step's end) / (its groups), which contains waiting and so is an upper bound. `--train-node-hours` replaces either.
 """
 
 from __future__ import annotations
@@ -110,11 +110,17 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
     if len(summary.steps) > 1 and len(summary.attempts) == 1:
         steps = summary.steps
         found["ran"] = Ran(_schedule(config, len(steps)), nodes, float(steps[-1]["t"]) - float(steps[0]["t"]))
+    told = [float(s["train_seconds"]) / config.cells.ranks_per_node / len(s["groups"]) for s in summary.steps if s.get("train_seconds")]
     works = training_of_groups(summary, float(events[0]["t"]) if events else 0.0, nodes)
-    if works:
+    if told:
+        found["train_group"] = median(told)
+    elif works:
         found["train_group"] = float(np.quantile(works, 0.25))
     seconds = {to: [t.seconds for t in summary.transfers if t.to == to] for to in ("training", "rollout")}
+    saved = [float(e["seconds"]) for e in events if e["kind"] == "checkpoint" and "seconds" in e]
+    stepped = [float(s["step_seconds"]) for s in summary.steps if "step_seconds" in s]
     costs = Costs(
+        close=median(saved or [0.0]) + median(stepped or [0.0]),
         to_training=median(seconds["training"] or [Costs.to_training]),
         to_rollout=median(seconds["rollout"] or [Costs.to_rollout]),
         publish=median([float(e["seconds"]) for e in events if e["kind"] == "publish"] or [0.0]),

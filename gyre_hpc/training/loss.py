@@ -64,6 +64,8 @@ class Sums:
     """|l - b| summed over targets: on-policy it is the disagreement of engine and trainer."""
     version: float = 0.0
     """Weight versions that sampled the targets, summed."""
+    seconds: float = 0.0
+    """Of all ranks: from the rows' tokens to their gradients."""
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -96,6 +98,7 @@ class Sums:
             "kl": self.kl / targets,
             "logprob_difference": self.log_ratio / targets,
             "staleness_mean": version - self.version / targets if self.targets else 0.0,
+            "train_seconds": self.seconds,
         }
 
 

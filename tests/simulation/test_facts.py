@@ -50,6 +50,19 @@ def test_a_run_tells_everything(run: Path) -> None:
     assert (facts.ran.schedule.capacity, facts.ran.nodes_per_cell, facts.ran.seconds) == ((12, 12), 2, 24.0)
 
 
+def test_training_seconds_and_closing_are_taken_when_a_run_tells_them(run: Path) -> None:
+    paths = RunPaths(run)
+    events = [json.loads(line) for line in paths.events.read_text().splitlines()]
+    for event in events:
+        if event["kind"] == "step.end":
+            event |= {"train_seconds": 6.0 + event["step"], "step_seconds": 0.5}
+    events.append({"seq": len(events), "t": 45.0, "kind": "checkpoint", "step": 2, "seconds": 2.0, "bytes": 1})
+    paths.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    facts = gather(run, Given())
+    assert facts.train_group == pytest.approx((3.5 + 4.0) / 2)
+    assert facts.costs.close == 2.5
+
+
 def test_options_win_over_the_run(run: Path) -> None:
     facts = gather(
         run, Given(groups_per_step=4, steps=7, train_node_hours=1.0, smallest_cell=1, slots_per_node=3.5, group_size=8, beta=0.1)
