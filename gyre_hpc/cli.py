@@ -1,7 +1,7 @@
 """The command line `gyre` (contract: names, exit codes and --json of docs/architecture.md).
 
 Invariants: `gyre --help` imports nothing heavy (every command imports what it needs itself); an error is one line on standard error and the
-exit code that goes with it; `status`, `report` and `trees` never change what a run recorded and never ask Slurm.
+exit code that goes with it; `status`, `report` and `trees` never change what a run recorded (but for `trees repair`) and never ask Slurm.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`gyre trees ls|show|stats|verify` and the drawn tree of the report: thin over the `trees` package.
 
-Everything only reads the store; all of it works while the gateway writes.
+Everything but repair only reads the store, and works while the gateway writes.
 """
 
 from __future__ import annotations
