@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ async def test_many_tool_turns(tmp_path: Path, renderer: TurnRenderer, stable: b
         probes = [seen.path for seen in made.requests if seen.method == "HEAD"]
         assert all(path.endswith("/api/hello") for path in probes)
         assert stable or probes
+
+
+async def test_the_usage_that_it_adds_up_is_the_trees(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """What the client counts, and compacts by, is what was really told and said; its window is the policy's."""
+    sections = {"model": {"window": 150_000}, "harness": {"argv": ["--output-format", "json"]}}
+    async with claude(tmp_path, renderer, True, sections) as made:
+        made.script.on("main", "[task-1]", add(1), "Some text.\n" + add(2), "All done.")
+        ran = await made.run(TASK)
+        report = json.loads(ran.output.strip().splitlines()[-1])
+        told, said = (sum(part) for part in zip(*made.usage(ran), strict=True))
+        (counted,) = report["modelUsage"].values()
+        assert (counted["inputTokens"], counted["outputTokens"], counted["contextWindow"]) == (told, said, 150_000)
+        assert report["num_turns"] == 3
 
 
 @BOTH
