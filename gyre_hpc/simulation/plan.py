@@ -39,6 +39,7 @@ def plan(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[
         "staleness_limit": staleness,
         "ran": ran,
         "best": best.as_dict(),
+        "overrides": best.candidate.overrides(facts.smallest_cell),
         "runner_up": others[0].as_dict() if others else None,
         "modes": list(modes.values()),
         "slots": [{"scale": scale, "seconds": round(seconds, 1)} for scale, seconds in around],
@@ -91,6 +92,7 @@ def render(found: dict[str, Any]) -> str:
         f"{found['searched']} candidates, {found['steps']} steps, {found['seeds']} seeds",
         "",
         f"best: {_named(best)}",
+        f"  {' '.join(found['overrides']) if found['overrides'] else 'no configuration runs it: its standalone nodes make no whole cell'}",
         f"  {_time(best['seconds'])} ({_time(best['low'])} to {_time(best['high'])}), idle {best['idle']:.0%}, "
         f"staleness {best['staleness']:.2f} (limit {found['staleness_limit']:g})",
         f"  {best['over_bound']:.0%} above the bound without any idle time, {_time(best['bound_seconds'])}",

@@ -43,6 +43,20 @@ class Candidate:
         """What makes two of them different at heart."""
         return self.mode, self.cells, self.standalone
 
+    def overrides(self, smallest: int) -> list[str] | None:
+        """The configuration that runs it, as overrides; None where it has none: live cells are all of one size, the pool's too.
+
+        `smallest`: nodes of a cell where the mode does not care (all trainers move together, or never).
+        """
+        size = self.nodes_per_cell if self.mode == Mode.ELASTIC.value else smallest
+        if self.standalone % size:
+            return None
+        trainers = self.cells * self.nodes_per_cell // size
+        pool = self.standalone // size
+        found = [f"cells.count={trainers + pool}", f"cells.nodes_per_cell={size}", f"schedule.mode={self.mode}"]
+        found += [f"schedule.phi={self.phi:g}", f"schedule.mu={self.mu}"]
+        return found + ([f"schedule.trainers={trainers}"] if pool else [])
+
     def scenario(self, facts: Facts, steps: int, surplus: bool = False, slots: float = 1.0) -> Scenario:
         """It on the facts; `slots` scales how many executions a node holds."""
         f, mode = facts, Mode(self.mode)

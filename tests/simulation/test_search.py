@@ -5,7 +5,9 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
+from gyre_hpc.config import check
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.simulation import plan as planning
 from gyre_hpc.simulation.facts import Facts
@@ -42,6 +44,29 @@ def test_candidates_use_every_node_and_keep_the_staleness() -> None:
     assert all(c.standalone % 4 == 1 for c in candidates(9, 4, 0.0))  # what makes no cell only rolls out
     with pytest.raises(ConfigError, match="3 nodes don't hold one cell of 4"):
         candidates(3, 4, 1.5)
+
+
+def test_the_best_is_told_as_a_configuration() -> None:
+    elastic = Candidate("elastic", 6, 4, 8, 0.5, 3).overrides(2)
+    assert elastic == [
+        "cells.count=8", "cells.nodes_per_cell=4", "schedule.mode=elastic", "schedule.phi=0.5", "schedule.mu=3", "schedule.trainers=6",
+    ]  # fmt: skip
+    pools = Candidate("async", 1, 12, 20, 1.5, 1).overrides(4)
+    assert pools is not None
+    assert {"cells.count=8", "cells.nodes_per_cell=4", "schedule.trainers=3"} <= set(pools)
+    assert "schedule.trainers" not in " ".join(Candidate("colocate", 1, 8, 0, 0.0, 4).overrides(4) or [])
+    assert Candidate("elastic", 2, 4, 1, 0.5, 3).overrides(1) is None
+    for overrides in (elastic, pools):
+        check_overrides(overrides)
+
+
+def check_overrides(overrides: list[str]) -> None:
+    """They make a configuration."""
+    tree: dict[str, dict[str, object]] = {}
+    for key, value in (item.split("=") for item in overrides):
+        section, name = key.split(".")
+        tree.setdefault(section, {})[name] = yaml.safe_load(value)
+    check({"run": {"name": "planned"}, **tree}, "test")
 
 
 def test_the_search_finds_what_trying_everything_finds() -> None:

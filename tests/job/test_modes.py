@@ -1,0 +1,42 @@
+"""The peers of the elastic schedule, live: the whole system runs them, and the roles are what each promises."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job.jobs import GYRE, ROOT, Job, make
+
+pytestmark = pytest.mark.job
+
+
+def run(job: Job) -> list[tuple[int, str]]:
+    """The whole job; its transfers in order, (cell, to)."""
+    done = subprocess.run([*GYRE, "run", str(job.config), "--plain"], capture_output=True, text=True, timeout=280, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert job.steps() == [1, 2, 3]
+    assert all(event["train_seconds"] > 0 for event in job.events("step.end") if event["rows"])
+    return [(event["cell"], event["to"]) for event in job.events("transfer")]
+
+
+def settings(**schedule: Any) -> Mapping[str, Any]:
+    return {"groups_per_step": 2, "group_size": 4, "phi": 0.5, **schedule}
+
+
+def test_async_moves_its_pools_once_and_publishes_to_the_others(tmp_path: Path) -> None:
+    job = make(tmp_path, schedule=dict(settings(mode="async", trainers=2, mu=2)))
+    assert run(job) == [(0, "training"), (1, "training")]
+    assert [event["version"] for event in job.events("publish")] == [2, 3]
+    assert all(event["cells"] == 2 for event in job.events("step.end"))
+
+
+def test_colocate_without_streaming_moves_all_cells_together(tmp_path: Path) -> None:
+    job = make(tmp_path, schedule=dict(settings(mode="colocate", streaming=False, phi=0.0)))
+    away = [(cell, "training") for cell in (0, 1, 2)]
+    back = [(cell, "rollout") for cell in (2, 1, 0)]
+    assert run(job) == [*away, *back, *away, *back, *away]
+    assert all(event["live"] == 0 for event in job.events("transfer"))  # nothing is unfinished when all cells train
