@@ -40,7 +40,7 @@ SECRET = "control"
 """Bearer of the control API."""
 FAULTS = 4
 """Engine faults in a row that the router bears on one call."""
-DEADLINE = 60.0
+DEADLINE = 150.0
 """Seconds that a client may take."""
 
 
