@@ -17,6 +17,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ class Standalone(Gateway):
         return self._api.counts() if self._api is not None and self._address is not None else {}
 
     async def _make_router(self, renderer: TurnRenderer) -> Router:
+        upstream = self.config.upstream
+        wires = await self._unless_stopped(self._look_at_servers(renderer))
+        router = Router(connector=lambda address: UpstreamClient(address, wires[address.url]))
+        for number, url in enumerate(upstream.urls):
+            router.set_route(number, EngineAddress(upstream.kind, url, upstream.capacity, self.config.model.window))
+            router.open(number)
+        return router
+
+    async def _look_at_servers(self, renderer: TurnRenderer) -> dict[str, Wire]:
+        """How to speak to each, by URL."""
         upstream, wires = self.config.upstream, {}
         prompt = renderer.tokenizer.encode(PROMPT, add_special_tokens=False).ids
         decode = renderer.tokenizer.decode
@@ -80,23 +91,35 @@ class Standalone(Gateway):
         wanted = Wanted(self.config.model.window, temperature, prompt, lambda ids: str(decode(ids, skip_special_tokens=False)), deadline)
         key = api_key(upstream.key_variable)
         for number, url in enumerate(upstream.urls):
-            wire = Wire(upstream.kind, upstream.model, lambda number=number: self._declared.version_of(number), key)  # type: ignore[misc]
+            log.info("looking at %s", url)
+            wire = Wire(upstream.kind, upstream.model, partial(self._declared.version_of, number), key)
             wires[url] = await examine(url, wire, wanted)
             log.info("%s serves %s", url, wires[url].model)
-        router = Router(connector=lambda address: UpstreamClient(address, wires[address.url]))
-        for number, url in enumerate(upstream.urls):
-            router.set_route(number, EngineAddress(upstream.kind, url, upstream.capacity, self.config.model.window))
-            router.open(number)
-        return router
+        return wires
+
+    async def _unless_stopped(self, looking: Coroutine[Any, Any, dict[str, Wire]]) -> dict[str, Wire]:
+        """A server may take its time to come up; a signal ends the wait."""
+        task, stop = asyncio.create_task(looking), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Resumable("stopped before the servers answered", "the same command goes on")
+        finally:
+            for each in (task, stop):
+                each.cancel()
+            await asyncio.wait([task, stop])
 
     def _make_ledger(self, store: StoreWriter, pump: EventPump) -> Ledger:
         seed, token = self.config.run.seed, self._declared.secret
         return Ledger(store, pump.emit, self.config.gateway.retries, seed, token_of=lambda execution: token(f"execution {execution}"))
 
     def _make_api(self, parts: Parts) -> TrainerApi:
-        url = lambda: self._address.url if self._address is not None else ""  # noqa: E731
-        self._api = TrainerApi(parts, self._declared, url, len(self.config.upstream.urls), self.config.model.window, self.paths.trees)
+        self._api = TrainerApi(parts, self._declared, self._url, len(self.config.upstream.urls), self.config.model.window, self.paths.trees)
         return self._api
+
+    def _url(self) -> str:
+        return self._address.url if self._address is not None else ""
 
     def _take_over(self, kept: StoreReader, told: list[int], parts: Parts) -> None:
         """Executions that were live go on."""
@@ -129,7 +152,7 @@ class Standalone(Gateway):
                 self._say(line)
 
     def _told(self, secret: str) -> Told:
-        url = f"{self._address.url if self._address else ''}/x/{secret}"
+        url = f"{self._url()}/x/{secret}"
         window = self.config.model.window
         return Told(url, secret, MODEL_NAME, window, window // 4, "TASK")
 

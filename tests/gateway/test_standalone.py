@@ -323,6 +323,19 @@ async def test_a_full_disk_ends_it_with_one_line_and_the_same_command_goes_on(co
         assert [row["execution"] for row in await running.api("/api/executions")] == [item["execution"]]
 
 
+async def test_a_signal_ends_the_wait_for_a_server(config: Path) -> None:
+    more = ("upstream.urls=['http://127.0.0.1:9/v1']", "deadlines.start=600")
+    process = await asyncio.create_subprocess_exec(*command(config, *more), stderr=asyncio.subprocess.PIPE)
+    log = RunPaths(config.parent / "run").attempt_logs(1) / "gateway.log"
+    async with asyncio.timeout(60):
+        while not log.exists() or "looking at" not in log.read_text():
+            await asyncio.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 75
+    assert "gyre: gateway: stopped before the servers answered; the same command goes on" in err.decode()
+
+
 async def test_by_hand_without_any_api(config: Path, server: Endpoint) -> None:
     server.replies += ["hello"]
     async with gateway(config, "--key", "mine", "--harness", "codex") as running:
