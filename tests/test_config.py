@@ -136,3 +136,20 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
 def test_merge_keys_may_be_overlaid(tmp_path: Path) -> None:
     text = "run: &r {steps: 3, name: a}\nsweep: {grid: {x: [&d {a: 1}, {<<: *d, a: 2}]}}"
     assert load(write(tmp_path, text)).sweep.grid["x"] == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["schedule.trainers=4"], r"schedule.trainers = 4 with cells.count = 3; 1 to 3"),
+        (
+            ["schedule.mode=async"],
+            r"schedule.mode = async with schedule.trainers = null, cells.count = 3; async needs cells that only roll out",
+        ),
+        (["schedule.mode=async", "schedule.trainers=3"], r"schedule.trainers = 3, cells.count = 3"),
+    ],
+)
+def test_cells_that_can_not_be_shared_out_are_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("run: {name: x}\n")
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / "c.yaml", overrides)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
+from gyre_hpc.config import load
+from gyre_hpc.controller.controller import schedule_of
 from gyre_hpc.simulation.kernel import simulate
 from gyre_hpc.simulation.paper import STUDIES, Row, Study, paper_24t, paper_122b
 from gyre_hpc.simulation.scenario import HOUR
 from gyre_hpc.simulation.tables import measure, render, spread, study
+
+ROOT = Path(__file__).parents[2]
 
 
 def hours(row: Row, seeds: int = 3) -> float:
@@ -66,6 +71,17 @@ def test_no_reported_hours_reach_a_simulated_one() -> None:
     reported = {row.reported for row in found.rows}
     assert not reported & {parameter.value for parameter in found.parameters}
     assert not any(str(hour) in repr(row.scenario) for row in found.rows for hour in reported)
+
+
+@pytest.mark.parametrize("row", paper_122b().rows, ids=lambda row: row.id)
+def test_the_configuration_of_a_row_is_what_is_simulated(row: Row) -> None:
+    live = schedule_of(load(ROOT / "configs" / "paper" / f"{row.id}.yaml"))
+    schedule = row.scenario.schedule
+    for name in ("mode", "streaming", "phi", "mu", "groups_per_step", "group_size", "steps"):
+        assert getattr(live, name) == getattr(schedule, name), name
+    assert sum(live.capacity) == pytest.approx(sum(schedule.capacity) + schedule.standalone_capacity, abs=8)
+    pool = live.capacity_from[live.training_cells] / sum(live.capacity)
+    assert pool == pytest.approx(row.scenario.standalone_nodes / row.scenario.all_nodes)
 
 
 def test_a_study_is_tables_and_json() -> None:
