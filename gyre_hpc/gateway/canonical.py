@@ -42,6 +42,8 @@ _BLANKS = (
     "\u2028\u2029\u202f\u205f\u3000\ufeff"
 )
 """White space of Python and of JavaScript, but for the line feed."""
+_ENDS = tuple(_BLANKS)
+_LINE_ENDS = tuple(f"{blank}\n" for blank in _BLANKS)
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _THINKING = ("thinking", "redacted_thinking")
 _SKIPPED = ("server_tool_use", "web_search_tool_result", "tool_reference")
@@ -201,6 +203,8 @@ def _canonical_text(text: str) -> Any:
             return _TRUTHS[text]
         if _NUMBER.fullmatch(text):
             return _number(float(text))
+    if not text.endswith(_ENDS) and not any(end in text for end in _LINE_ENDS):
+        return text
     return "\n".join(line.rstrip(_BLANKS) for line in text.split("\n"))
 
 
