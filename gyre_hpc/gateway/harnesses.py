@@ -23,7 +23,7 @@ class Harness:
     `summary_asked`: in the last turn of a conversation that is to be summarised; `summary_system`: the system prompt of such a call.
     `side_system`: the system prompt of a side query (a title, a look back), which is nobody's conversation. `always_tools`: what it asks
     without tools is a side query, too, unless a summary is asked for. `own_words`: what it puts before the policy's words in a turn of the
-    assistant; such a turn is its own.
+    assistant; such a turn is its own. `forks`: a sub-agent without an id may begin with the turns of the conversation that it comes from.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Harness:
     side_system: Patterns = ()
     always_tools: bool = False
     own_words: Patterns = ()
+    forks: bool = False
 
     def agent(self, headers: Mapping[str, str]) -> str:
         """The id of the sub-agent that calls, or ""."""
@@ -61,6 +62,7 @@ QWEN_CODE = Harness(
     summary_system=_patterns(r"^You are the component that summarizes"),
     side_system=_patterns(r"^You are now acting as the managed memory", r"^You are a (title|suggestion) generator"),
     own_words=_patterns(r"^Got it\. Thanks for the additional context!"),  # behind a summary, in the turn whose tools are still at work
+    forks=True,
 )
 OPENCODE = Harness(
     "opencode",

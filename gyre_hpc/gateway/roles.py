@@ -11,7 +11,8 @@ The order of the rules is the order of trust:
 5. an agent's id makes a new conversation a sub-agent's; no id, where the harness gives ids, makes it main's if its head or its turns are
    known, else a side query (a tool that asks the model itself);
 6. without ids: the first conversation is main's; so is the first with tools, if main had none; one that begins like another under the same
-   head is that one, edited; under another head it is a sub-agent if it has tools, else, or when it tells our turns, a side query.
+   head is that one, edited; under another head it is a sub-agent if it has tools, else, or when it tells our turns, a side query (but a
+   sub-agent where a harness makes forks).
 Side queries train last, whoever asks them and whenever: a title that is asked before the first real call does not take main's place.
 `difference` is told apart so that false forks are seen. `drift`: an assistant turn stands where ours was delivered, or carries one of our
 tool calls, in a form which the canonical rules do not know; no intention of a harness explains it, and it should never be met
@@ -152,7 +153,9 @@ class History:
         """By shape alone, main having been there before."""
         head, messages = conversation.head, conversation.messages
         if any(turn.role == "assistant" for turn in messages):
-            return (self._owner(conversation) or Role.MAIN, "edit") if known else _SIDE
+            if known:
+                return self._owner(conversation) or Role.MAIN, "edit"
+            return (Role.SUB_AGENT, "sub-agent") if conversation.harness.forks and head.tools else _SIDE
         if (head.key, messages[0].key) in self.begun:
             return self.begun[head.key, messages[0].key], "edit"
         if known:

@@ -189,6 +189,15 @@ def test_qwen_summarises_under_another_system_prompt_whose_turns_these_are() -> 
     assert script.ask(memory, "task") == ASIDE  # when what it replays was a thought alone
 
 
+def test_a_fork_of_qwen_begins_with_the_turns_of_its_parent() -> None:
+    """Under the same system prompt, with fewer tools."""
+    script = Script(QWEN_CODE)
+    script.ask(MAIN, "task", reply=CALL)
+    fewer = Head("main", ({"name": "read", "description": "", "input_schema": {}},))
+    assert script.ask(fewer, "task", CALL, "directive", reply="b") == Verdict(Role.SUB_AGENT, Role.SUB_AGENT, "sub-agent")
+    assert script.ask(Head("Who speaks next?"), "task", CALL, "who?") == ASIDE
+
+
 def test_a_turn_that_qwen_begins_with_words_of_its_own_is_no_drift() -> None:
     """After a compaction it puts them before the call that is still at work, and then edits the turn before."""
     script = Script(QWEN_CODE)
