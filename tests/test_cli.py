@@ -62,7 +62,7 @@ def test_the_commands_are_these() -> None:
     from gyre_hpc.cli import app, trees_app
 
     names = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert names == {"init", "run", "submit", "sweep", "status", "watch", "report", "doctor", "gateway"}
+    assert names == {"init", "run", "submit", "sweep", "status", "watch", "report", "doctor", "gateway", "simulate", "plan"}
     assert {command.name for command in trees_app.registered_commands} == {"ls", "show", "stats", "verify", "repair", "import", "export"}
 
 

@@ -181,7 +181,8 @@ async def test_whatever_a_harness_does_the_journal_tells_the_same_history(made: 
                 messages = [*messages[:-1], {"role": "assistant", "content": f"never said {n}"}, *say("what?")]
         if messages[-1]["role"] == "assistant":
             messages = [*messages, *say("?")]
-        reply: str | Exception = rng.choice(["answer", "calling " + tool_call("bash", n=n), "", EngineFault("broke")])
+        replies: list[str | Exception] = ["answer", "calling " + tool_call("bash", n=n), "", EngineFault("broke")]
+        reply = rng.choice(replies)
         if isinstance(reply, Exception):
             made.engine.replies.append(reply)
             with contextlib.suppress(CallFailed):
