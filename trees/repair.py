@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from trees.catalogue import Entry
 from trees.codec import Header, decode, payloads
-from trees.errors import StoreError
+from trees.errors import Damaged, StoreError
 from trees.files import LOCK, WriterLock, sync_directory
 from trees.ids import AnyOf, Ids
 from trees.journal import FRAME_LIMIT, JOURNAL, JournalWriter, frame, journal_name, newest_journal
@@ -31,6 +31,7 @@ from trees.store import StoreWriter
 from trees.verify import segment_problems
 
 T = TypeVar("T")
+EMPTY = frame(0, b"")
 DAMAGED = "damaged"
 """Where files go that can't be believed, below the store's directory."""
 
@@ -63,7 +64,10 @@ class _Rest:
 
 
 def repair(path: Path) -> Repair:
-    """Repair the store at `path` (a store or a run directory). StoreError: there is none, or a writer has it. OSError: as before."""
+    """Repair the store at `path` (a store or a run directory).
+
+    StoreError: there is none, a writer has it, or another version wrote it. OSError (ENOSPC): it is as before.
+    """
     directory = _locate(path)
     report = Repair()
     lock = WriterLock(directory / LOCK)
@@ -111,14 +115,14 @@ def _read_journal(directory: Path, report: Repair) -> _Rest:
                 header = catalogued(directory, Header.decode(payload))
             else:
                 records += decode(payload)
-        except StoreError as error:
-            holes.append(str(error))
+        except Damaged as error:  # any other StoreError: another version wrote this, and knows what it means
+            holes.append(error.what)
     if header is None:
         holes.append("it has no header, so the segments that are there are taken")
     for hole in holes:
         report.done.append(f"{path.name}: {hole}; set aside in {DAMAGED}/")
     found = _Rest(header or Header(newest), records, holes=bool(holes), changed=bool(holes), aside=[path] if holes else [])
-    found.tail = size > sum(len(frame(seq, payload)) for seq, payload in frames)
+    found.tail = size > sum(len(EMPTY) + len(payload) for _, payload in frames)
     found.listed, found.journal = header is not None, path.name
     return found
 

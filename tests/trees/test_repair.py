@@ -1,5 +1,6 @@
 """What damage leaves is made usable again, and what is lost has a name."""
 
+import json
 import os
 import shutil
 
@@ -191,6 +192,18 @@ def test_a_store_that_is_written_is_refused_and_one_that_is_none(store, tmp_path
         repair(store)
     with pytest.raises(StoreError, match="holds no trajectory trees"):
         repair(tmp_path)
+
+
+def test_what_another_version_wrote_is_not_damage(store):
+    journal = store / "journal-000005.log"
+    good = journal.read_bytes()
+    for payload in (json.dumps({"schema": 99}).encode(), None):
+        begin = frame(0, payload) if payload else good[: good.index(b"GYJ1", 4)]
+        journal.write_bytes(begin + frame(1, b"\x01\0\0\0\x63"))
+        before = {path: path.read_bytes() for path in store.iterdir()}
+        with pytest.raises(StoreError, match="use the version of gyre-hpc that wrote it"):
+            repair(store)
+        assert {path: path.read_bytes() for path in store.iterdir()} == before
 
 
 def test_damage_that_was_set_aside_before_has_another_name(store):
