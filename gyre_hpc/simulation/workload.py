@@ -79,12 +79,18 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Groups that were recorded, drawn again at random as wholes, so that a task's effect stays; `groups` in seconds."""
+    """Groups that were recorded, drawn again at random as wholes, so that a task's effect stays; `groups` in seconds.
+
+    `replay`: in the order in which they were dispatched instead, from the start again when they are used up.
+    """
 
     groups: tuple[tuple[float, ...], ...]
     limits: Limits = Limits()
+    replay: bool = False
 
     def group(self, seed: int, group: int, size: int) -> Sequence[float]:
+        if self.replay and len(self.groups[group % len(self.groups)]) == size:
+            return self.groups[group % len(self.groups)]
         chance = np.random.default_rng((seed, group))
         found = self.groups[int(chance.integers(len(self.groups)))]
         if len(found) == size:
@@ -121,4 +127,5 @@ def read_recorded(path: Path) -> Recorded:
             raise GyreError(f"{path}, line {number}: no JSON object with group and seconds", "mend that line or leave it out") from None
     if not groups:
         raise GyreError(f"{path} tells of no execution that ended", "wait until the run has some, or give another file")
-    return Recorded(tuple(tuple(found) for found in groups.values()))
+    order = sorted(groups) if all(isinstance(group, int) for group in groups) else list(groups)
+    return Recorded(tuple(tuple(groups[group]) for group in order))

@@ -153,3 +153,7 @@ def test_a_step_stays_open_for_late_cells_until_its_work_is_claimed() -> None:
 def test_schedules_that_can_not_work_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_policy(replace(BASE, **change))  # type: ignore[arg-type]
+
+
+def test_only_async_keeps_satellites_which_then_need_the_new_weights() -> None:
+    assert [make_policy(replace(BASE, mode=mode)).keeps_satellites for mode in Mode] == [False, False, True]

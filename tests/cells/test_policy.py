@@ -85,7 +85,7 @@ def consumed_or_skipped(w: World) -> None:
     assert w.policy.outstanding == len(left) + len(w.dispatches)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(schedules(), st.integers(0, 2**32))
 def test_any_order_of_events_keeps_the_rules_and_ends(schedule: Schedule, seed: int) -> None:
     w = world(schedule, seed)
@@ -93,7 +93,7 @@ def test_any_order_of_events_keeps_the_rules_and_ends(schedule: Schedule, seed: 
     consumed_or_skipped(w)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(schedules(), st.integers(0, 2**32), st.sampled_from([0.05, 0.3]), st.sampled_from([0.0, 0.3]))
 def test_void_groups_and_failed_transfers_keep_the_rules_and_end(schedule: Schedule, seed: int, void: float, fails: float) -> None:
     w = world(schedule, seed, void, fails)
@@ -101,7 +101,7 @@ def test_void_groups_and_failed_transfers_keep_the_rules_and_end(schedule: Sched
     consumed_or_skipped(w)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(schedules(), st.integers(0, 2**32), st.lists(st.integers(1, 60), min_size=1, max_size=4))
 def test_crashes_lose_no_group_and_repeat_no_step(schedule: Schedule, seed: int, crashes: list[int]) -> None:
     w = world(schedule, seed, void=0.1, fails=0.1)

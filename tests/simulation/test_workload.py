@@ -36,6 +36,12 @@ def test_recorded_groups_are_drawn_as_wholes() -> None:
     assert (work.executions, work.mean) == (4, 18.25)
 
 
+def test_a_replay_gives_every_group_its_own() -> None:
+    work = Recorded(((1.0, 2.0), (30.0, 40.0), (5.0,)), replay=True)
+    assert [tuple(work.group(9, g, 2)) for g in (0, 1, 3, 4)] == [(1.0, 2.0), (30.0, 40.0)] * 2
+    assert tuple(work.group(9, 2, 2)) in {(1.0, 2.0), (30.0, 40.0), (5.0, 5.0)}  # a group of another size is drawn
+
+
 def test_an_event_log_and_plain_lines_are_read(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     events = [
