@@ -113,7 +113,7 @@ def assert_true(reader, execution):
     assert len(tree.calls) - len(delivered) <= 1
 
 
-@pytest.mark.parametrize("kills", [15, pytest.param(200, marks=pytest.mark.job)])
+@pytest.mark.parametrize("kills", [15, pytest.param(200, marks=[pytest.mark.job, pytest.mark.timeout(1800)])])
 def test_what_was_acknowledged_survives_sigkill_at_any_instant(tmp_path, kills):
     rng = np.random.default_rng(int(os.environ.get("GYRE_TEST_SEED", "0")))
     kept, seals, checked, most = set(), 0, set(), 0
