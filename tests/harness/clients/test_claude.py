@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ async def test_many_tool_turns(tmp_path: Path, renderer: TurnRenderer, stable: b
 
 async def test_the_usage_that_it_adds_up_is_the_trees(tmp_path: Path, renderer: TurnRenderer) -> None:
     """What the client counts, and compacts by, is what was really told and said; its window is the policy's."""
-    sections = {"model": {"window": 150_000}, "harness": {"argv": ["--output-format", "json"]}}
+    sections: dict[str, dict[str, Any]] = {"model": {"window": 150_000}, "harness": {"argv": ["--output-format", "json"]}}
     async with claude(tmp_path, renderer, True, sections) as made:
         made.script.on("main", "[task-1]", add(1), "Some text.\n" + add(2), "All done.")
         ran = await made.run(TASK)
