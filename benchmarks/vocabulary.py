@@ -1,13 +1,14 @@
 """A model directory with a real vocabulary and a ChatML template, for measurements; no weights.
 
-`directory()` converts the vocabulary of Qwen (151,643 byte-level entries, in the PyPI package `dashscope`, fetched with pip when it is first
-asked for) to a Hugging Face tokenizer.json under ~/.cache/gyre_hpc. Where the registry does not answer, a vocabulary is trained on the
-standard library's sources, and its name says so. Nothing of it is part of the repository.
+`directory()` converts the vocabulary of Qwen (151,643 byte-level entries, in the PyPI package `dashscope`, fetched with pip when it is
+first asked for) to a Hugging Face tokenizer.json under ~/.cache/gyre_hpc. Where the registry does not answer, a vocabulary is trained on
+the standard library's sources, and its name says so. Nothing of it is part of the repository.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import re
@@ -127,7 +128,7 @@ def _parts(ranks: dict[bytes, int], token: bytes, most: int) -> tuple[bytes, byt
     """The two tokens from which `token` was merged: byte-pair encoding of it with all earlier merges."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
-        pairs = [ranks.get(a + b, most) for a, b in zip(parts, parts[1:], strict=False)]
+        pairs = [ranks.get(a + b, most) for a, b in itertools.pairwise(parts)]
         best = min(pairs)
         if best >= most:
             break
