@@ -184,7 +184,11 @@ class Departure:
             async with self._counting:
                 if target not in self._before:
                     self._before[target] = await target.counters()
-            began = time.monotonic()
+        except EngineFault as fault:
+            self._doubt("destination", fault)
+            return None
+        began = time.monotonic()
+        try:
             async with asyncio.timeout(self._source.patience):
                 ticket = await self._source.pin(tokens)
         except TimeoutError:

@@ -47,7 +47,7 @@ def options(given: Mapping[str, object], cpu: bool) -> dict[str, object]:
         raise ConfigError(f"rollout.options.block_size = {block} with rollout.handover = nixl", f"{SMALLEST_BLOCK} or more on a CPU")
     extra: dict[str, object] = {"kv_lease_duration": LEASE}
     if cpu:
-        extra["num_threads"] = 0  # vLLM's 4 keep one another from two cores: 6 of 50 pulls took more than 8 s, without them none
+        extra["num_threads"] = 0  # vLLM's 4 are for network cards; here they only take turns on few cores
     transfer = {
         "kv_connector": "PacedNixlConnector",
         "kv_connector_module_path": "gyre_hpc.engines.handover_connector",
