@@ -84,6 +84,15 @@ def test_the_configuration_of_a_row_is_what_is_simulated(row: Row) -> None:
     assert pool == pytest.approx(row.scenario.standalone_nodes / row.scenario.all_nodes)
 
 
+@pytest.mark.parametrize("name", ["C0", "E0"])
+def test_the_table_in_the_documents_is_what_twenty_seeds_give(name: str) -> None:
+    lines = (ROOT / "docs" / "simulation.md").read_text().splitlines()
+    cells = next([cell.strip() for cell in line.split("|")] for line in lines if line.startswith(f"| {name} |"))
+    found = measure(next(row for row in paper_122b().rows if row.id == name), 20).as_dict()
+    assert cells[3:6] == [f"{found['reported_hours']:g}", f"{found['simulated_hours']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}"]
+    assert cells[7] == f"{found['idle']:.0%}".replace("%", " %")
+
+
 def test_a_study_is_tables_and_json() -> None:
     whole = paper_122b()
     small = Study(whole.name, whole.title, whole.parameters, whole.rows[5:7], (), whole.tuned[:2], (), ("a note",))
