@@ -1,9 +1,12 @@
-"""A simulated run as one SVG file: what every cell did, by the pictures of the report; needs no page around it."""
+"""A run, simulated or real, as one SVG file: what every cell did, by the pictures of the report; needs no page around it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gyre_hpc.report.summary import Summary
 from gyre_hpc.report.svg import gantt
-from gyre_hpc.simulation.outcome import Outcome
+from gyre_hpc.simulation.outcome import Outcome, Span
 
 _COLOURS = {"rollout": "blue", "training": "pink", "transfer": "amber", "down": "muted"}
 _STYLE = (
@@ -15,18 +18,26 @@ MOST_CELLS = 40
 
 def draw(found: Outcome, standalone: int = 0) -> str:
     """The SVG text of a run that was simulated with `record`. Beyond 40 cells only the first ones are drawn."""
-    unit, name = (3600.0, "hours") if found.seconds >= 7200 else (1.0, "seconds")
-    cells = sorted({span.cell for span in found.spans})
+    return _drawn(found.spans, found.steps, found.seconds, standalone)
+
+
+def draw_run(summary: Summary, zero: float, lead: float = 5.0) -> str:
+    """The same of a real run, from `lead` seconds before its first transfer on; `zero`: time of the log's first event."""
+    start = max(0.0, min((t.at for t in summary.transfers), default=0.0) - lead)
+    spans = [Span(s.cell, s.state, max(s.start, start) - start, s.end - start) for s in summary.spans if s.end > start]
+    steps = [float(step["t"]) - zero - start for step in summary.steps]
+    return _drawn(spans, steps, max(steps, default=summary.seconds - start), 0)
+
+
+def _drawn(spans: Sequence[Span], steps: Sequence[float], seconds: float, standalone: int) -> str:
+    unit, name = (3600.0, "hours") if seconds >= 7200 else (1.0, "seconds")
+    cells = sorted({span.cell for span in spans})
     rows = []
     for cell in cells[:MOST_CELLS]:
-        bars = [
-            (s.start / unit, s.end / unit, _COLOURS[s.state], f"{s.state} from {s.start / unit:.2f} to {s.end / unit:.2f}")
-            for s in found.spans
-            if s.cell == cell
-        ]
-        rows.append((f"cell {cell}", bars))
+        mine = [(s.start / unit, min(s.end, seconds) / unit, s.state) for s in spans if s.cell == cell and s.start < seconds]
+        rows.append((f"cell {cell}", [(a, b, _COLOURS[state], f"{state} from {a:.2f} to {b:.2f}") for a, b, state in mine]))
     if standalone:
-        rows.append(("pool", [(0.0, found.seconds / unit, "blue", f"{standalone} standalone nodes: rollout")]))
-    marks = [(at / unit, f"step {number}") for number, at in enumerate(found.steps, start=1)]
-    svg = gantt(rows, found.seconds / unit, marks, label=name)
+        rows.append(("pool", [(0.0, seconds / unit, "blue", f"{standalone} standalone nodes: rollout")]))
+    marks = [(at / unit, f"step {number}") for number, at in enumerate(steps, start=1)]
+    svg = gantt(rows, seconds / unit, marks, label=name)
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{_STYLE}", 1)

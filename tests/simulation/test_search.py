@@ -9,10 +9,11 @@ import yaml
 
 from gyre_hpc.config import check
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.report.summary import summarise
 from gyre_hpc.simulation import plan as planning
 from gyre_hpc.simulation.facts import Facts
 from gyre_hpc.simulation.kernel import simulate
-from gyre_hpc.simulation.picture import MOST_CELLS, draw
+from gyre_hpc.simulation.picture import MOST_CELLS, draw, draw_run
 from gyre_hpc.simulation.scenario import Costs
 from gyre_hpc.simulation.search import Candidate, candidates, search, slopes
 from gyre_hpc.simulation.workload import LogNormal, Recorded
@@ -95,6 +96,23 @@ def test_a_plan_is_text_and_json_and_a_picture() -> None:
     titles = [title.text or "" for title in svg.iter("{http://www.w3.org/2000/svg}title")]
     assert any(title.startswith("training from") for title in titles)
     assert sum(title.startswith("step ") for title in titles) == 6
+
+
+def test_a_picture_of_a_real_run_begins_shortly_before_its_first_transfer() -> None:
+    events: list[dict[str, object]] = [
+        {"t": 1000.0, "kind": "run.start", "attempt": 1, "cells": [["a"], ["b"]]},
+        {"t": 1052.0, "kind": "transfer", "cell": 0, "from": "rollout", "to": "training", "seconds": 2.0},
+        {"t": 1060.0, "kind": "step.end", "step": 1, "groups": [0]},
+    ]
+    svg = ElementTree.fromstring(draw_run(summarise(events), zero=1000.0))
+    titles = [title.text for title in svg.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == [
+        "step 1",
+        "rollout from 0.00 to 5.00",
+        "transfer from 5.00 to 7.00",
+        "training from 7.00 to 15.00",
+        "rollout from 0.00 to 15.00",
+    ]
 
 
 def test_a_picture_of_many_cells_shows_the_first() -> None:
