@@ -126,6 +126,7 @@ class Departure:
         self._before: dict[KvLink, Counters] = {}
         self._counting = asyncio.Lock()
         self._undoing: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
         self._doubts: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
         self._seconds = {"pin": 0.0, "pull": 0.0}
@@ -240,16 +241,21 @@ class Departure:
         if fault is not None:
             log.warning("hand-over: computed again (%s): %s", reason, fault)
 
-    async def end(self) -> dict[str, Any]:
-        """Begin nothing more, finish undoing, and say how it went.
+    async def end(self) -> None:
+        """Begin nothing more, and finish undoing."""
+        self.over = True
+        if self._undoing:
+            await asyncio.wait(self._undoing, timeout=_ANSWER)
+        self._ended.set()
+
+    async def report(self) -> dict[str, Any]:
+        """How it went, once it has ended.
 
         {calls, conversations, recomputed, left, tokens, bytes, doubts: {reason: n}, phases: {pin, pull}, seconds}: `calls` and
         `conversations` came with their KV, `recomputed` calls and `left` conversations without; `tokens` and `bytes` of KV went over; a
         phase's seconds are those of its slowest.
         """
-        self.over = True
-        if self._undoing:
-            await asyncio.wait(self._undoing, timeout=_ANSWER)
+        await self._ended.wait()
         moved = 0
         for target, before in self._before.items():
             try:

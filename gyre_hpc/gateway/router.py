@@ -138,8 +138,9 @@ class Router:
             return {"moved": 0, "held": 0, "seconds": 0.0}
         calls = list(route.calls)
         waiting = self._conversations.leave(cell)
-        if hand_over and route.link is not None and route.departure is None:
-            route.departure = Departure(route.link)
+        departure, repeated = route.departure, route.departure is not None
+        if hand_over and route.link is not None and departure is None:
+            departure = route.departure = Departure(route.link)
         for call in calls:
             call.settled.clear()
             call.origin = call.origin if hand_over else None
@@ -147,12 +148,17 @@ class Router:
         try:
             await asyncio.wait_for(self._empty(route), deadline)
         except TimeoutError:
+            if departure is not None and not repeated:
+                route.departure = None
+                await departure.end()
             raise TimeoutError(f"closing the route of cell {cell}: {len(route.calls)} calls still there after {deadline:.1f} s") from None
         held = len(set(self._waiting).intersection(calls))
         moved = sum(call.route is not None for call in calls)
         answer: dict[str, Any] = {"moved": moved, "held": held}
-        if route.departure is not None:
-            answer["handover"] = await self._hand_over(route, calls, waiting, began + deadline)
+        if departure is not None:
+            if not repeated:
+                await self._hand_over(route, departure, calls, waiting, began + deadline)
+            answer["handover"] = await departure.report()
         answer["seconds"] = seconds = loop.time() - began
         log.info("route of cell %d closed in %.3f s: %d calls moved, %d held; %s", cell, seconds, moved, held, answer.get("handover", ""))
         return answer
@@ -312,10 +318,8 @@ class Router:
 
     # handing over KV
 
-    async def _hand_over(self, route: _Route, calls: list[_Call], waiting: list[Conversation], until: float) -> dict[str, Any]:
-        """Wait until all of this route's KV has arrived elsewhere or was given up; how it went."""
-        departure = route.departure
-        assert departure is not None
+    async def _hand_over(self, route: _Route, departure: Departure, calls: list[_Call], waiting: list[Conversation], until: float) -> None:
+        """Wait until all of this route's KV has arrived elsewhere or was given up."""
         work: list[Coroutine[None, None, object]] = [call.settled.wait() for call in calls if call.route is not None]
         for conversation in waiting:
             haven = self._haven(conversation.execution)
@@ -331,7 +335,7 @@ class Router:
             await asyncio.wait(pending)
         if route.departure is departure:
             route.departure = None
-        return await departure.end()
+        await departure.end()
 
     async def _bring(self, departure: Departure, conversation: Conversation, haven: _Route) -> bool:
         arrived = await departure.bring(haven.client, haven.link, conversation.tokens)

@@ -37,7 +37,8 @@ async def test_a_call_and_a_waiting_conversation_take_their_kv_along() -> None:
     assert begun + rest == undisturbed(PROMPT, 11)
     waiting = [7] * 30
     assert await departure.bring(b, b, waiting)
-    report = await departure.end()
+    await departure.end()
+    report = await departure.report()
     assert (report["calls"], report["conversations"], report["recomputed"], report["left"], report["doubts"]) == (1, 1, 0, 0, {})
     assert (report["tokens"], report["bytes"]) == (26 + 30, (26 + 30) * 100)
     assert set(report["phases"]) == {"pin", "pull"}
@@ -76,7 +77,8 @@ async def test_a_trap_costs_a_computation_and_no_token(trap: str) -> None:
     stream = departure.stream(b, b, call(6, PROMPT + begun))
     assert await tokens_of(stream) == undisturbed(PROMPT + begun, 6, b.version)
     assert not await departure.bring(b, b, [9] * 10)
-    report = await departure.end()
+    await departure.end()
+    report = await departure.report()
     assert (report["calls"], report["recomputed"], report["left"], report["doubts"]) == (0, 1, 1, {trap: 2})
     assert b.forgotten == (2 if trap == "slow" else 0)
     assert not a.pins, "given back, not left to the lease"
@@ -120,7 +122,8 @@ async def test_a_destination_that_breaks_is_forgotten_by_nobody_and_faults_as_ev
     departure = Departure(a)
     with pytest.raises(EngineFault, match="b is broken"):
         await tokens_of(departure.stream(b, b, call()))
-    report = await departure.end()
+    await departure.end()
+    report = await departure.report()
     assert report["doubts"] == {"destination": 1}
     assert a.pins, "the destination may still be pulling: the lease ends it"
 
@@ -131,7 +134,8 @@ async def test_engines_that_cannot_and_departures_that_are_over_compute() -> Non
     assert await tokens_of(departure.stream(b, None, call())) == undisturbed(PROMPT, 6)
     await departure.end()
     assert await tokens_of(departure.stream(b, b, call())) == undisturbed(PROMPT, 6)
-    assert (await departure.end())["doubts"] == {"unable": 1, "over": 1}
+    await departure.end()
+    assert (await departure.report())["doubts"] == {"unable": 1, "over": 1}
     assert link(EngineAddress("torch", "http://localhost:1", 8, 512)) is None
 
 

@@ -157,7 +157,7 @@ TURNS, SAMPLED, ADDED = 3, 48, 10
 
 async def _execution(router: Router, number: int, outcome: Outcome, gate: asyncio.Semaphore) -> None:
     """Some turns of one conversation; waits for `gate` between them."""
-    prompt = random_prompt(f"e{number}", 300 + 40 * number)
+    prompt = random_prompt(f"e{number}", 1000 + 100 * number)
     outcome.new += len(prompt) + (TURNS - 1) * ADDED
     for i in range(TURNS):
         tokens, logprobs = await collect(router.generate(GenerateRequest(f"{number}.{i}", prompt, Sampling(SAMPLED, 0.0)), number))
@@ -239,7 +239,8 @@ async def test_forced_transfers_in_calls_and_between_turns_are_invisible(pair: P
     assert beyond <= (moved.hand_overs + 3 * TURNS) * BLOCK
     assert sum(r["bytes"] for r in moved.reports) > 0
     assert again.counted.pulled == 0
-    assert again.counted.computed - again.new > 10 * beyond
+    all_again = again.counted.computed - again.new  # less than all at each: where a conversation comes back, the engine still has its past
+    assert all_again > 3 * beyond
 
 
 @pytest.mark.vllm
@@ -315,7 +316,8 @@ async def test_kv_of_other_weights_is_refused_by_the_guard(pair: Pair, sides: tu
     departure = Departure(a.link)
     tokens, logprobs = await collect(departure.stream(b.client, b.link, greedy(prompt, 20)))
     right(pair.other, prompt, tokens, logprobs)
-    assert (await departure.end())["doubts"] == {"version": 1}
+    await departure.end()
+    assert (await departure.report())["doubts"] == {"version": 1}
     began = time.monotonic()
     await asyncio.to_thread(pair.a.pause, 30.0)  # the pin was given back
     assert time.monotonic() - began < LEASE / 3
@@ -333,7 +335,8 @@ async def test_a_source_that_dies_after_the_pin_costs_a_computation(pair: Pair, 
     right(pair.model, prompt, *(await collect(b.client.generate(greedy(prompt, 20, ticket)))))
     departure = Departure(a.link)
     right(pair.model, prompt, *(await collect(departure.stream(b.client, b.link, greedy(prompt, 20)))))
-    assert (await departure.end())["doubts"] == {"source": 1}
+    await departure.end()
+    assert (await departure.report())["doubts"] == {"source": 1}
     with pytest.raises(EngineFault, match="did not answer"):
         await a.link.pin(prompt)
     assert isinstance(pair.a.address, EngineAddress)

@@ -66,6 +66,19 @@ async def test_a_close_in_mid_call_and_one_between_turns_recompute_at_most_a_blo
     await router.aclose()
 
 
+async def test_a_close_that_is_repeated_meanwhile_waits_for_the_first() -> None:
+    router, engines = routed(2)
+    await turn(router, 1, [1] * 20, 3)
+    here = home_of(router, 1)
+    engines[1 - here].pull_delay = 0.1
+    first = asyncio.create_task(router.close(here, 5.0))
+    await asyncio.sleep(0.03)
+    again = await router.close(here, 5.0)
+    assert again["handover"]["conversations"] == 1
+    assert (await first)["handover"]["conversations"] == 1
+    await router.aclose()
+
+
 async def test_for_a_publication_nothing_moves() -> None:
     router, engines = routed(2)
     await turn(router, 1, [1] * 20, 3)
