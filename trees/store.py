@@ -228,8 +228,9 @@ class StoreWriter:
                     self._rotate(self._merge([*self._shelf.entries, *made], made))
                     self._remove([entry for entry in made if entry not in self._shelf.entries])
             except BaseException:
+                # Only while the journal that does not list them is surely the newest; else the next opening removes what does not count.
                 if newest_journal(self.directory) == self._header.generation:
-                    self._remove(made)
+                    self._remove([entry for entry in made if entry not in self._shelf.entries])
                 raise
             finally:
                 self._sealing = frozenset()
@@ -331,9 +332,10 @@ class StoreWriter:
         try:
             self._lock.check()
             with self._state:
-                first, self._late = self._late or [], []
-                held, self._pending = self._pending, []
+                first = self._late or []
                 more = [*successor.take(first, self.forest), *first]
+                self._late = []
+                held, self._pending = self._pending, []
             try:
                 if more:
                     draft.write(payloads(more, FRAME_LIMIT))
@@ -357,10 +359,17 @@ class StoreWriter:
             before, self._shelf = self._shelf, Shelf(self.directory, header, self._shelf)
             self._header = header
             self._committed = self._appended - len(self._pending)
-        old.close()
-        old.path.unlink(missing_ok=True)
-        self._remove([entry for entry in before.entries if entry not in header.segments])
-        sync_directory(self.directory)
+        self._clear_away(old, [entry for entry in before.entries if entry not in header.segments])
+
+    def _clear_away(self, old: JournalWriter, entries: Sequence[Entry]) -> None:
+        """What counted before a switch. The switch is done, so this can't fail it: what stays is removed at the next opening."""
+        try:
+            old.close()
+            old.path.unlink(missing_ok=True)
+            self._remove(entries)
+            sync_directory(self.directory)
+        except OSError as error:
+            log.warning("what no longer counts stays in %s until it is opened again: %s", self.directory, error)
 
     def close(self) -> None:
         """Commit and give the directory back. Raises what `commit` raises; the directory is given back all the same."""

@@ -1,3 +1,4 @@
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 import trees.store
 from tests.trees.forests import Play, begin, finish, forests, one_call
-from trees.journal import Draft
+from trees.journal import Draft, JournalWriter
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
 from trees.segment import write_segment
 from trees.stats import stats
@@ -303,6 +304,31 @@ def test_a_seal_that_fails_while_others_append_loses_nothing(tmp_path, monkeypat
     with StoreReader(tmp_path) as reader:
         assert sorted(reader.ends()) == [0, 1]
     assert verify(tmp_path) == []
+
+
+@pytest.mark.parametrize("what", ["sync_directory", "close", "interrupt"])
+def test_a_seal_that_fails_once_its_journal_counts_keeps_its_segments(tmp_path, monkeypatch, caplog, what):
+    def fail(*_):
+        raise KeyboardInterrupt if what == "interrupt" else OSError(errno.EIO, "the disk")
+
+    writer = StoreWriter(tmp_path)
+    begin(writer)
+    one_call(writer, 0, writer.context_node(-1, [1, 2], 0, -1, Role.MAIN))
+    finish(writer, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(*((JournalWriter, "close") if what == "close" else (trees.store, "sync_directory")), fail)
+        if what == "interrupt":
+            with pytest.raises(KeyboardInterrupt):
+                writer.seal()
+        else:
+            assert [path.name for path in writer.seal()] == ["segment-000001.h5"]
+            assert "stays in" in caplog.text
+    begin(writer, 1, 1)
+    writer.close()
+    assert verify(tmp_path) == []
+    with StoreWriter(tmp_path), StoreReader(tmp_path) as reader:
+        assert [len(reader.tree(execution).nodes) for execution in reader.executions()] == [2, 0]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_large_commits_and_seals_are_cut(tmp_path, monkeypatch):
