@@ -10,7 +10,7 @@ A journal with a hole keeps the records that do not lean on what was in it. One 
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TypeVar
 from trees.catalogue import Entry
 from trees.codec import Header, decode, payloads
 from trees.errors import Damaged, StoreError
-from trees.files import LOCK, WriterLock, sync_directory
+from trees.files import LOCK, WriterLock, sync_directory, write_durably
 from trees.ids import AnyOf, Ids
 from trees.journal import FRAME_LIMIT, JOURNAL, JournalWriter, frame, journal_name, newest_journal
 from trees.merging import digest_of_file
@@ -34,6 +34,7 @@ T = TypeVar("T")
 EMPTY = frame(0, b"")
 DAMAGED = "damaged"
 """Where files go that can't be believed, below the store's directory."""
+_PIECE = 1 << 20
 
 
 @dataclass
@@ -271,5 +272,11 @@ def _keep(path: Path, folder: Path) -> None:
                 return
             continue
         except OSError:  # a file system without hard links
-            shutil.copy2(path, target)
+            write_durably(target, _pieces(path))
         return
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece

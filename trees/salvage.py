@@ -6,7 +6,7 @@ Invariants: nothing is made up, and nothing passes that a checksum, a content ha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -53,7 +53,7 @@ def consistent(records: Iterable[Record], sealed: Ids, groups: Iterable[Group]) 
     """The records that may follow each other, and the executions of the others. `groups`: known from segments."""
     forest, contents, kept, hurt = Forest(), Contents(), list[Record](), set[int]()
     known = {group.group for group in groups}
-    for record in records:
+    for record in _intents_first(list(records)):
         if getattr(record, "execution", -1) in sealed and not isinstance(record, Node):
             continue
         try:
@@ -69,6 +69,21 @@ def consistent(records: Iterable[Record], sealed: Ids, groups: Iterable[Group]) 
         forest.apply(record)
         kept.append(record)
     return kept, hurt
+
+
+def _intents_first(records: Sequence[Record]) -> Iterator[Record]:
+    """Each intent before what its call sampled: a rotated journal has all nodes first, and the rules ask for the call."""
+    intents = {record.call: record for record in records if isinstance(record, Intent)}
+    early: set[int] = set()
+    for record in records:
+        if isinstance(record, Node) and record.kind is NodeKind.SAMPLED and record.call in intents and record.call not in early:
+            early.add(record.call)
+            yield intents[record.call]
+        if isinstance(record, Intent):
+            if record.call in early:
+                continue
+            early.add(record.call)
+        yield record
 
 
 def _is_shared(node: Node, forest: Forest, contents: Contents) -> bool:

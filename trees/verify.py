@@ -121,14 +121,18 @@ def _open_newest(directory: Path) -> tuple[str, int]:
 def _replay(fd: int) -> tuple[Header, Forest, list[str]]:
     try:
         scan, forest, damage = Scan(fd), Forest(), []
-        frames = scan.frames()
-        header = Header.decode(next(frames, b"{}"))
-        for payload in frames:
-            for record in decode(payload):
-                forest.apply(record)
-        later = damage_after(fd, scan.offset, scan.seq)
-        if later is not None:
-            damage.append(f"damaged at byte {scan.offset}: a good frame follows at byte {later}")
+        header = Header.decode(next(scan.frames(), b"{}"))
+        later: int | None = 0
+        while later is not None:
+            end = scan.offset
+            for payload in scan.frames():
+                for record in decode(payload):
+                    forest.apply(record)
+            # A frame behind the end that was seen may be a commit of this moment: then the end has moved, and is looked for anew.
+            if later and scan.offset == end:
+                damage.append(f"damaged at byte {end}: a good frame follows at byte {later}")
+                break
+            later = damage_after(fd, scan.offset, scan.seq)
         return header, forest, damage
     finally:
         os.close(fd)

@@ -1,5 +1,6 @@
 """What damage leaves is made usable again, and what is lost has a name."""
 
+import errno
 import json
 import os
 import shutil
@@ -161,6 +162,43 @@ def test_a_hole_in_the_journal_keeps_what_does_not_lean_on_it(store):
     assert read(store) == {e: before[e] for e in before if e != 5}
     assert verify(store) == []
     assert goes_on(store) == 7
+
+
+def test_a_file_system_without_hard_links_keeps_a_copy(store, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "no links here")
+
+    victim = store / "segment-000002.h5"
+    damaged = flip(victim, 5000)
+    real = os.link
+    monkeypatch.setattr(os, "link", lambda a, b: real(a, b) if str(b).endswith(LOCK) else refuse())
+    repair(store)
+    assert (store / "damaged" / victim.name).read_bytes() == damaged
+    assert not victim.exists()
+    assert verify(store) == []
+
+
+def test_a_hole_behind_a_rotation_keeps_the_trees_that_live_on(store):
+    """A rotated journal has all nodes before the calls that sampled them."""
+    with StoreWriter(store) as writer:
+        at = one_call(writer, 6, writer.context_node(0, [8], 6, -1, Role.MAIN))
+        one_call(writer, 6, writer.context_node(at, [9], 6, -1, Role.MAIN))
+        writer.seal()
+        begin(writer, group=7)
+        writer.commit()
+        begin(writer, group=8)
+    before = read(store)
+    journal = store / "journal-000006.log"
+    data = journal.read_bytes()
+    frames = [at for at in range(len(data)) if data[at : at + 4] == b"GYJ1"]
+    flip(journal, frames[2] + 30)
+    assert len(before[6][2]) >= 6
+    report = repair(store)
+    assert report.lost == [7]
+    assert read(store) == {e: before[e] for e in before if e != 7}
+    assert not any("dropped" in line for line in report.done)
+    assert verify(store) == []
+    assert goes_on(store) == 9
 
 
 def test_a_journal_without_its_header_is_made_anew_from_the_segments_and_the_rest(store):

@@ -6,8 +6,10 @@ import h5py
 import numpy as np
 import pytest
 
+import trees.verify
 from tests.trees.forests import Play, Turn
-from trees.records import Fate, Role
+from trees.records import Fate, Group, Role
+from trees.store import StoreWriter
 from trees.verify import verify
 
 
@@ -94,3 +96,20 @@ def test_an_uncommitted_tail_is_no_problem(store):
     journal = store / "journal-000002.log"
     journal.write_bytes(journal.read_bytes() + b"GYJ1torn")
     assert verify(store) == []
+
+
+def test_commits_while_the_journal_is_read_are_no_damage(store, monkeypatch):
+    look = trees.verify.damage_after
+    with StoreWriter(store) as writer:
+        moments = iter(range(3))
+
+        def busy(fd, offset, seq):
+            if next(moments, None) is not None:
+                for _ in range(2):
+                    writer.append(Group(50 + writer.allocate_call(), "t", 1, 0, 0))
+                    writer.commit()
+            return look(fd, offset, seq)
+
+        monkeypatch.setattr(trees.verify, "damage_after", busy)
+        assert verify(store) == []
+        assert next(moments, None) is None
