@@ -23,6 +23,7 @@ import time
 _PIECE = 1 << 16
 _END = b"0\r\n\r\n"
 """The last chunk of a chunked body."""
+_BEGIN = b"HTTP/1."
 _PAUSE = 0.2
 _RESET = struct.pack("ii", 1, 0)
 
@@ -38,9 +39,13 @@ class Connection:
     def serve(self) -> None:
         """Until both sides are done."""
         answers = threading.Thread(target=self._answers, daemon=True)
-        answers.start()
-        self._requests()
-        answers.join()
+        try:
+            answers.start()
+        except RuntimeError:  # the box has no more threads
+            self._broken = True
+        else:
+            self._requests()
+            answers.join()
         if self._broken:
             self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._client.close()
@@ -57,11 +62,17 @@ class Connection:
     def _answers(self) -> None:
         """Answers come one after the other; whether the last one was whole is told by its framing."""
         tail, chunked = b"", False
+        head: bytes | None = b""
+        """Of the answer that begins, until it is whole: it may come in pieces."""
         try:
             while piece := self._gateway.recv(_PIECE):
-                if piece.startswith(b"HTTP/1."):
-                    chunked = b"\r\ntransfer-encoding: chunked" in piece.partition(b"\r\n\r\n")[0].lower()
-                    tail = b""
+                if head is None and _BEGIN.startswith(piece[: len(_BEGIN)]) and (tail == _END or not chunked):
+                    head = b""
+                if head is not None:
+                    head += piece
+                    first, blank, _ = head.partition(b"\r\n\r\n")
+                    chunked, tail = b"\r\ntransfer-encoding: chunked" in first.lower(), b""
+                    head = None if blank or len(head) > _PIECE else head
                 tail = (tail + piece)[-len(_END) :]
                 self._client.sendall(piece)
             self._broken = chunked and tail != _END
@@ -79,6 +90,18 @@ def _hang_up(side: socket.socket, how: int) -> None:
         side.shutdown(how)
 
 
+def _join(client: socket.socket, path: str) -> None:
+    """Serve a connection in threads of its own. OSError, RuntimeError: it can't be."""
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    gateway = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        gateway.connect(path)
+        threading.Thread(target=Connection(client, gateway).serve, daemon=True).start()
+    except BaseException:
+        gateway.close()
+        raise
+
+
 def listen(port: int, path: str) -> None:
     """Serve connections to 127.0.0.1:port in threads of their own."""
     server = socket.create_server(("127.0.0.1", port), backlog=128)
@@ -91,16 +114,12 @@ def listen(port: int, path: str) -> None:
                 print(f"forwarder: {error.strerror}", file=sys.stderr, flush=True)
                 time.sleep(_PAUSE)
                 continue
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            gateway = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                gateway.connect(path)
-            except OSError:
+                _join(client, path)
+            except (OSError, RuntimeError) as error:  # no gateway; or no more descriptors, or threads: another time there may be
+                print(f"forwarder: {error}", file=sys.stderr, flush=True)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 client.close()
-                gateway.close()
-                continue
-            threading.Thread(target=Connection(client, gateway).serve, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import socket
 import sys
+import termios
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from gyre_hpc import harness
+from gyre_hpc.harness.forward import Connection
 
 PROGRAM = Path(harness.__file__).parent / "forward.py"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
@@ -58,6 +64,32 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as s:
 """
 
 
+OUT_OF_BOTH = """
+import errno, importlib.util, os, socket, threading
+found = importlib.util.spec_from_file_location("forward", {program!r})
+forward = importlib.util.module_from_spec(found)
+found.loader.exec_module(forward)
+forward.listen({port}, {path!r})
+faults = ["descriptors", "threads", "one thread", ""]
+start, Socket = threading.Thread.start, socket.socket
+
+def begin(thread):
+    if faults[0] == "threads" or (faults[0] == "one thread" and thread._target.__name__ == "_answers"):
+        raise RuntimeError("no more threads")
+    start(thread)
+
+def made(family=socket.AF_INET, *rest, **more):
+    if faults[0] == "descriptors" and family == socket.AF_UNIX:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return Socket(family, *rest, **more)
+
+threading.Thread.start, forward.socket.socket = begin, made
+while faults:
+    exec({client!r})
+    faults.pop(0)
+"""
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
@@ -79,6 +111,58 @@ async def test_an_answer_that_breaks_off_is_a_reset(tmp_path: Path, answer: byte
         output, _ = await asyncio.wait_for(process.communicate(), 20)
     assert output.decode().split()[1] == told
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [CHUNKED[:1], CHUNKED[1:9], CHUNKED[9:30], CHUNKED[30:]],
+        [CHUNKED, b"9\r\n", b"HTTP/1.1 \r\n"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", CHUNKED],
+        [CHUNKED + b"0\r\n\r\n", CHUNKED],
+    ],
+)
+def test_a_break_is_told_however_the_answers_come_in_pieces(pieces: list[bytes]) -> None:
+    gateway, ours = socket.socketpair()
+    client, other = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    other.connect(client.getsockname())
+    accepted, _ = client.accept()
+    client.close()
+    connection = Connection(accepted, ours)
+    feeding = threading.Thread(target=_feed, args=(gateway, ours, pieces))
+    feeding.start()
+    connection.serve()
+    feeding.join()
+    with other, pytest.raises(ConnectionResetError):
+        list(iter(lambda: other.recv(1 << 16), b""))
+
+
+def _feed(gateway: socket.socket, read: socket.socket, pieces: list[bytes]) -> None:
+    """Each piece once the one before was taken."""
+    for piece in pieces:
+        gateway.sendall(piece)
+        while array.array("i", fcntl.ioctl(read, termios.FIONREAD, bytes(4)))[0]:
+            time.sleep(0.001)
+    gateway.close()
+
+
+async def test_a_forwarder_out_of_threads_or_descriptors_goes_on(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED + b"0\r\n\r\n")
+        writer.close()
+
+    port = free_port()
+    script = OUT_OF_BOTH.format(program=str(PROGRAM), port=port, path=str(tmp_path / "g.sock"), client=CLIENT)
+    async with gateway(tmp_path, serve):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", script, str(port)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        output, errors = await asyncio.wait_for(process.communicate(), 30)
+    told = [line.split()[-1] for line in output.decode().splitlines()]
+    assert told == ["reset", "reset", "reset", "end"], errors.decode()
+    assert "no more threads" in errors.decode()
+    assert "Too many open files" in errors.decode()
 
 
 async def test_much_in_both_directions(tmp_path: Path) -> None:
