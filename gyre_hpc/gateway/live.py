@@ -43,7 +43,7 @@ class Live:
     delivered: dict[bytes, Call] = field(default_factory=dict)
     """By the request's digest: calls whose answer was delivered."""
     silent: dict[bytes, CallEnd] = field(default_factory=dict)
-    """Of those the ones that said nothing: asked again, they are superseded."""
+    """Of those the ones that are superseded when they are asked again: they said nothing (or see resume.py)."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     nodes: dict[int, tuple[int, Tokens]] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)

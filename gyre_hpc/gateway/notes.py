@@ -14,6 +14,9 @@ import orjson
 
 from trees.records import Boundary, Role
 
+NOTED_TOOLS = 2000
+"""Ids of tool calls of one answer that are noted: a note has 64 KiB, and a policy that goes in circles may make more calls than fit."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -55,7 +58,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answered:
-    """The answer to `asked` was recorded as node `sampled`. `reply`: key of the turn as delivered; `tools`: ids of its tool calls."""
+    """The answer to `asked` was recorded as node `sampled`. `reply`: key of the turn as delivered; `tools`: ids of its first tool calls."""
 
     asked: Asked
     reply: bytes

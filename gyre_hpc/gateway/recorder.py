@@ -33,7 +33,7 @@ from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, Pr
 from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
 from gyre_hpc.gateway.live import Live, Texts
-from gyre_hpc.gateway.notes import Answered, Asked
+from gyre_hpc.gateway.notes import NOTED_TOOLS, Answered, Asked
 from gyre_hpc.gateway.parsers import OURS, Parsers
 from gyre_hpc.gateway.resume import read_past
 from gyre_hpc.gateway.roles import UNEXPLAINED
@@ -370,22 +370,21 @@ class Recorder:
             turn.stream.settle()
 
     async def _end(self, live: Live, request: CallRequest, prompt: _Prompt, turn: Turn) -> None:
+        said = await self._read(request, turn)
         fate = {"fault": Fate.BROKEN, "cancelled": Fate.CANCELLED}.get(turn.finish, Fate.DELIVERED)
         verdict = prompt.asked.verdict
         sampled = self._append_sampled(live, turn, verdict.role) if turn.tokens else -1
         end = CallEnd(turn.call, live.execution, sampled, fate, turn.finish, verdict.difference)
         self._store.append(end)
-        if self._parsers.slow and fate is Fate.DELIVERED:
-            await asyncio.to_thread(turn.read)
-        answer = self._answer(live, request, prompt, turn, sampled) if fate is Fate.DELIVERED else None
+        answer = self._answer(live, request, prompt, turn, sampled, said[1]) if said is not None and sampled >= 0 else None
         await self.committer.commit()
         live.faulted = fate is Fate.BROKEN or (live.faulted and fate is Fate.CANCELLED)
         live.tokens += len(turn.tokens)
         self.sampled_tokens += len(turn.tokens)
-        if answer is None:
+        if said is None:
             raise CallFailed(f"the engine failed: {turn.fault}" if turn.fault else "the call was cancelled")
-        rest, answered, place = answer
-        if answered is not None and place is not None:
+        if answer is not None:
+            answered, place = answer
             self._index.restore(live.execution, place)
             live.history.delivered(answered)
             if place.digest == prompt.asked.prompt:
@@ -393,7 +392,24 @@ class Recorder:
             self._keep(
                 live, request.digest, Call(turn.call, live.execution, turn.node, verdict.role, request.digest, sampled, fate, turn.finish)
             )
-        turn.stream.push(*rest)
+        elif live.streams.get(request.digest) is turn.stream:
+            del live.streams[request.digest]  # not one token was sampled: a retry is a new call, as it is after a restart
+        turn.stream.push(*said[0])
+
+    async def _read(self, request: CallRequest, turn: Turn) -> tuple[list[Event], Message] | None:
+        """What is left to release, and the answer as it comes back; None: there is no answer. Before the end of the call is written, for
+        an answer that can't be read was not delivered."""
+        if turn.finish in ("fault", "cancelled"):
+            return None
+        try:
+            if self._parsers.slow:
+                await asyncio.to_thread(turn.read)
+            rest, sent = turn.complete()
+            return rest, request.delivered(sent)
+        except Exception as error:
+            log.exception("the answer of call %d can't be read", turn.call)
+            turn.finish, turn.fault = "fault", error
+            return None
 
     @staticmethod
     def _keep(live: Live, digest: bytes, call: Call) -> None:
@@ -404,19 +420,15 @@ class Recorder:
             del live.streams[old]
 
     def _answer(
-        self, live: Live, request: CallRequest, prompt: _Prompt, turn: Turn, sampled: int
-    ) -> tuple[list[Event], Answered | None, Match | None]:
-        """What is left to release; and, if anything was sampled, what the history takes of it and where it ends there (both appended)."""
-        rest, sent = turn.complete()
-        if sampled < 0:
-            return rest, None, None
-        reply = request.delivered(sent)
+        self, live: Live, request: CallRequest, prompt: _Prompt, turn: Turn, sampled: int, reply: Message
+    ) -> tuple[Answered, Match]:
+        """What the history takes of the answer, and where it ends there (both appended)."""
         depth, digest = len(request.conversation.messages), prompt.asked.prompt
         if not reply.blank:
             depth, digest = depth + 1, chain(digest, reply.key)
-        answered = Answered(prompt.asked, reply.key, reply.tool_ids, sampled)
+        answered = Answered(prompt.asked, reply.key, reply.tool_ids[:NOTED_TOOLS], sampled)
         self._store.append(answered.boundary(live.execution, turn.call, depth, digest))
-        return rest, answered, Match(depth, sampled, digest)
+        return answered, Match(depth, sampled, digest)
 
     def _append_sampled(self, live: Live, turn: Turn, role: Role) -> int:
         node = self._store.allocate_node()

@@ -38,7 +38,8 @@ class Past:
     delivered: dict[bytes, Call] = field(default_factory=dict)
     """Digest of a request's body -> the call that answered it."""
     silent: dict[bytes, CallEnd] = field(default_factory=dict)
-    """Those of them whose answer said nothing: it ends where the prompt ends."""
+    """Those of them whose answer said nothing (it ends where the prompt ends), or whose place was not written down before the end came:
+    asked again, they are superseded."""
 
 
 def read_past(forest: Forest, execution: int) -> Past:
@@ -57,6 +58,7 @@ def read_past(forest: Forest, execution: int) -> Past:
 
 def _read_boundaries(forest: Forest, execution: int, past: Past) -> None:
     asked: dict[int, Asked] = {}
+    answered: set[int] = set()
     for boundary in forest.boundaries.get(execution, {}).values():
         try:
             if boundary.node == forest.intents[boundary.call].prompt:
@@ -65,8 +67,12 @@ def _read_boundaries(forest: Forest, execution: int, past: Past) -> None:
             else:
                 past.history.delivered(Answered.of(boundary, asked[boundary.call]))
                 past.places.append(Match(boundary.depth, boundary.node, boundary.digest))
+                answered.add(boundary.call)
                 end = forest.call_ends[boundary.call]
                 if boundary.digest == asked[boundary.call].prompt and end.fate is Fate.DELIVERED:
                     past.silent[forest.intents[boundary.call].digest] = end
         except (ValueError, TypeError, KeyError) as error:  # written by another version: the turn is taken for new text
             log.warning("execution %d: the boundary of call %d can't be read: %s", execution, boundary.call, error)
+    for call in [*past.delivered.values()]:
+        if call.call in asked and call.call not in answered:
+            past.silent[call.digest] = forest.call_ends[call.call]  # told again, it would come back as text that nobody knows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from gyre_hpc.engines.protocol import EngineFault
+from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, TokenChunk
+from gyre_hpc.gateway import recorder
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Ended, Spent, Started
 from gyre_hpc.gateway.canonical import Conversation, Head, normalise_messages
+from gyre_hpc.gateway.notes import NOTED_TOOLS
 from gyre_hpc.gateway.recorder import CallRequest, RecorderSettings
 from gyre_hpc.gateway.template import TurnRenderer
-from gyre_hpc.gateway.toolcalls import ToolPiece, blocks_of
+from gyre_hpc.gateway.toolcalls import ToolCallParser, ToolPiece, blocks_of
 from gyre_hpc.harness.texts import COMPACT, compacted_prompt
 from tests.gateway.fakes import Bench, bench, tool_call
 from trees.records import Fate, NodeKind, Role
+from trees.rules import NOTE_BYTES
 
 HEAD = Head("Do it.", ({"name": "bash", "description": "", "input_schema": {"type": "object"}},))
 Messages = list[dict[str, Any]]
@@ -247,6 +250,42 @@ async def test_an_engine_fault_is_broken_and_the_retry_is_a_new_call(made: Bench
     tree = made.tree()
     assert [call.fate for call in tree.calls.values()] == [Fate.BROKEN, Fate.DELIVERED]
     assert [tree.is_target(call.sampled) for call in tree.calls.values()] == [False, True]
+
+
+async def test_an_answer_that_cannot_be_read_is_recorded_as_broken(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: ToolCallParser, cut: bool = False) -> list[Any]:
+        raise RuntimeError("of a parser")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ToolCallParser, "finish", failing)
+        with pytest.raises(CallFailed, match="of a parser"):
+            await ask(made, say("go"), "one")
+    assert made.recorder.faulted(0)
+    await ask(made, say("go"), "two")
+    assert [call.fate for call in made.tree().calls.values()] == [Fate.BROKEN, Fate.DELIVERED]
+
+
+async def test_an_answer_without_a_token_is_no_answer_to_a_retry(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(request: GenerateRequest, execution: int) -> AsyncGenerator[TokenChunk, None]:
+        yield TokenChunk([], [], [], "stop")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made.engine, "generate", silent)
+        stream = await finished(made.recorder.open(0, request(say("go"))))
+    assert [type(event) for event in stream.events] == [Started, Ended]
+    await ask(made, say("go"), "yes")
+    assert len(made.engine.seen) == 1
+    assert [call.sampled >= 0 for call in made.tree().calls.values()] == [False, True]
+
+
+async def test_an_answer_with_very_many_calls_is_recorded(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = json.dumps([f"toolu_{1 << 60:08x}_{n}" for n in range(NOTED_TOOLS)])
+    assert len(longest) < NOTE_BYTES - 1000
+    monkeypatch.setattr(recorder, "NOTED_TOOLS", 2)
+    history = await ask(made, say("go"), tool_call("bash") * 3)
+    assert len(made.recorder._live[0].history.tool_ids) == 2
+    await ask(made, result(history))
+    assert [call.difference for call in made.tree().calls.values()] == ["clean", "clean"]
 
 
 async def test_durable_before_visible(made: Bench) -> None:

@@ -24,7 +24,7 @@ from tests.gateway.fakes import Bench, ScriptedEngine, bench, tool_call
 from tests.gateway.test_recorder import HEAD, Messages, ask, finished, request, result, say
 from trees.files import LOCK
 from trees.matching import MessageIndex
-from trees.records import Boundary, Fate, Role
+from trees.records import Boundary, Fate, Record, Role
 from trees.store import StoreWriter
 
 
@@ -129,6 +129,27 @@ async def test_a_turn_that_was_never_recorded_as_delivered_is_told_apart(made: B
         await ask(made, kept)
         assert [call.difference for call in made.tree().calls.values()] == ["clean", "clean", "lost-call"]
         assert not made.tree().incomplete
+
+
+async def test_an_answer_whose_place_was_not_written_down_is_superseded_by_its_retry(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kill fell between the end of the call and its boundary: told again, the answer would come back as text that nobody knows."""
+    append = made.store.append
+
+    def without_answers(record: Record) -> None:
+        if not (isinstance(record, Boundary) and record.node != made.store.forest.intents[record.call].prompt):
+            append(record)
+
+    monkeypatch.setattr(made.store, "append", without_answers)
+    await ask(made, say("go"), "first")
+    async with after_a_kill(made) as new:
+        assert new.recorder.resume(0) == 0
+        await ask(new, [*await ask(new, say("go"), "second"), *say("on")])
+        calls = list(new.tree().calls.values())
+        assert [(call.fate, call.difference) for call in calls] == [
+            (Fate.SUPERSEDED, "clean"),
+            (Fate.DELIVERED, "retry"),
+            (Fate.DELIVERED, "clean"),
+        ]
 
 
 async def test_judgements_are_those_of_the_process_before(made: Bench) -> None:
