@@ -62,9 +62,9 @@ class Foreign:
             program = (str(root),) if root.is_file() else _found(root, kind, settings.kind)
         if kind.node and program and not program[0].endswith("node"):
             node = _node()
-            program = (node, *program)
-            if not Path(node).is_relative_to("/usr"):
-                mounted.append(sandbox.Mount(Path(node).parents[1], str(Path(node).parents[1])))
+            program = (str(node), *program)
+            if not node.is_relative_to("/usr"):
+                mounted.append(_installed(node))
         return Foreign(settings, window, folder, program, tuple(mounted))
 
     async def check(self, scratch: Path) -> str:
@@ -89,6 +89,8 @@ class Foreign:
         """See Program."""
         s = self.settings
         url = f"http://127.0.0.1:{PORT}/x/{secret}"
+        # Clients would take a text that begins with a dash (a list, say) for options of theirs.
+        instruction = f"\n{instruction}" if instruction.startswith("-") else instruction
         told = Told(url, secret, model, self.window, s.max_tokens, instruction, s.stable)
         launch = KINDS[s.kind].launch(told)
         argv = [*self.program, *launch.argv, *(part.replace(INSTRUCTION, instruction) for part in s.argv)]
@@ -121,8 +123,15 @@ def _found(root: Path, kind: Kind, name: str) -> tuple[str, ...]:
     raise ConfigError(f"no {name} in harness.path = {root}", f"install it there: none of {', '.join(kind.programs)} is found")
 
 
-def _node() -> str:
+def _node() -> Path:
     node = shutil.which("node")
     if node is None:
         raise ConfigError("this harness needs node, which is not in PATH", "load or install Node.js on all nodes")
-    return str(Path(node).resolve())
+    return Path(node).resolve()
+
+
+def _installed(node: Path) -> sandbox.Mount:
+    """Node with the libraries beside it (PREFIX/bin/node); alone where PREFIX has more in it than an installation (a home, or /)."""
+    prefix = node.parents[1]
+    shown = node if node.parent.name != "bin" or Path.home().resolve().is_relative_to(prefix) else prefix
+    return sandbox.Mount(shown, str(shown))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gyre_hpc import harness
 from gyre_hpc.config import Config, HarnessSection
-from gyre_hpc.errors import GyreError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.executions import sandbox
 from gyre_hpc.executions.foreign import Foreign
 from gyre_hpc.executions.program import HARNESS, SOCKET, Program, Start, binds, check_binds
@@ -22,8 +22,16 @@ from gyre_hpc.executions.program import HARNESS, SOCKET, Program, Start, binds, 
 _MODULES = ("main", "wire", "tools", "texts")
 
 
-def build(folder: Path, config: Config) -> Program:
-    """The configured program; what has to be compiled for it goes into `folder`. Raises ConfigError."""
+def build(folder: Path, config: Config, run: Path | None = None) -> Program:
+    """The configured program; what has to be compiled for it goes into `folder`. `run`: the run's directory, which no box may show.
+    Raises ConfigError."""
+    for name, paths in (("path", [config.harness.path]), ("binds", config.harness.binds)):
+        for path in filter(None, paths):
+            if run is not None and run.resolve().is_relative_to(Path(path).resolve()):
+                raise ConfigError(
+                    f"harness.{name} has {path}, which holds the run's directory {run}",
+                    "executions would see each other's work and the run's secrets: name a folder beside it",
+                )
     if config.harness.kind == "bundled":
         return Bundled.build(folder, config.harness)
     return Foreign.build(folder, config.harness, config.model.window)

@@ -223,7 +223,7 @@ async def run(node: str, runtime: Runtime) -> None:
         socket = await stack.enter_async_context(local_socket(Path(runtime.gateway_socket), runtime.gateway_url))
         folder = stack.enter_context(scratch(paths.root, node))
         control = Control(session, runtime.gateway_url, runtime.secret, config.deadlines.start)
-        program = programs.build(folder, config)
+        program = programs.build(folder, config, paths.root)
         version = await program.check(folder)
         supervisor = Supervisor(config, paths, runtime.attempt, node, control, program, socket)
         limits = " ".join(f"{name}={by}" for name, by in sandbox.detect().enforced.items())

@@ -95,3 +95,38 @@ def test_big_runtimes_get_room(tmp_path: Path) -> None:
     limits = built.limits(sandbox.Limits(processes=16, files=16, scratch=1, file=1))
     assert limits.reserving
     assert min(limits.processes, limits.files, limits.scratch, limits.file) > 500
+
+
+@pytest.mark.parametrize("name", ["path", "binds"])
+def test_no_box_may_show_the_runs_directory(tmp_path: Path, name: str) -> None:
+    installation(tmp_path)
+    harness = {"kind": "claude-code", "path": str(tmp_path)} if name == "path" else {"binds": ["/usr", str(tmp_path)]}
+    config = check({"harness": harness}, "test")
+    assert programs.build(tmp_path, config, tmp_path.parent / "runs" / "one")
+    with pytest.raises(ConfigError, match=rf"harness\.{name} .* holds the run's directory"):
+        programs.build(tmp_path, config, tmp_path / "runs" / "one")
+
+
+@pytest.mark.parametrize(("place", "shown"), [("node-20/bin/node", "node-20"), ("bin/node", "bin/node"), ("tools/node", "tools/node")])
+def test_of_node_the_installation_is_shown_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, shown: str
+) -> None:
+    home = tmp_path / "home"
+    node = home / place
+    node.parent.mkdir(parents=True)
+    node.touch(mode=0o755)
+    script = tmp_path / "i" / "node_modules" / "@qwen-code" / "qwen-code" / "cli.js"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", str(node.parent))
+    built = programs.build(tmp_path, check({"harness": {"kind": "qwen-code", "path": str(tmp_path / "i")}}, "test"))
+    mounts = built.start(tmp_path / "g.sock", "s", 1, "policy", "task").mounts
+    assert str(home / shown) in {mount.target for mount in mounts}
+    assert not any(home.is_relative_to(mount.target) for mount in mounts)
+
+
+def test_a_task_that_begins_with_a_dash_is_no_option(tmp_path: Path) -> None:
+    harness = {"kind": "claude-code", "path": str(installation(tmp_path / "i"))}
+    built = programs.build(tmp_path, check({"harness": harness}, "test"))
+    assert "\n- do it" in built.start(tmp_path / "g.sock", "s", 1, "policy", "- do it").argv
