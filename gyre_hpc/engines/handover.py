@@ -23,7 +23,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -176,6 +176,9 @@ class Departure:
             self._doubt(fault.reason if isinstance(fault, Doubt) else "destination", fault)
             await self._take_back(ticket, target, refused=isinstance(fault, Doubt) and fault.reason != "slow")
             return None
+        except asyncio.CancelledError:  # given up: a pin that stays would hold up the source's pause
+            self._later(self._take_back(ticket, target, refused=False))
+            raise
 
     async def _pin(self, target: KvLink | None, tokens: Sequence[int]) -> Ticket | None:
         if target is None or self.over:
@@ -225,7 +228,10 @@ class Departure:
             except EngineFault as fault:
                 log.warning("hand-over: a pin stays until its lease ends, the destination may be pulling: %s", fault)
                 return
-        undoing = asyncio.get_running_loop().create_task(self._unpin(ticket, 0.0 if refused else _CANCELLED))
+        self._later(self._unpin(ticket, 0.0 if refused else _CANCELLED))
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        undoing = asyncio.get_running_loop().create_task(work)
         self._undoing.add(undoing)
         undoing.add_done_callback(self._undoing.discard)
 
@@ -244,8 +250,9 @@ class Departure:
     async def end(self) -> None:
         """Begin nothing more, and finish undoing."""
         self.over = True
-        if self._undoing:
-            await asyncio.wait(self._undoing, timeout=_ANSWER)
+        until = time.monotonic() + _ANSWER
+        while self._undoing and time.monotonic() < until:  # what is undone may have more to undo
+            await asyncio.wait(set(self._undoing), timeout=_ANSWER)
         self._ended.set()
 
     async def report(self) -> dict[str, Any]:

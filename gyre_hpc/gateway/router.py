@@ -325,7 +325,8 @@ class Router:
             haven = self._haven(conversation.execution)
             if haven is not None:
                 work.append(self._bring(departure, conversation, haven))
-        patience = min(departure.patience, max(until - asyncio.get_running_loop().time(), 0.0))
+        # half of what is left: pins that are given up last may still hold up what follows the close
+        patience = min(departure.patience, max(until - asyncio.get_running_loop().time(), 0.0) / 2.0)
         tasks = [asyncio.ensure_future(item) for item in work]
         pending = (await asyncio.wait(tasks, timeout=patience))[1] if tasks else set()
         if pending:

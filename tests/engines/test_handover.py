@@ -128,6 +128,21 @@ async def test_a_destination_that_breaks_is_forgotten_by_nobody_and_faults_as_ev
     assert a.pins, "the destination may still be pulling: the lease ends it"
 
 
+async def test_what_is_given_up_is_undone() -> None:
+    a, b = pair(patience=30.0)
+    b.pull_delay = 30.0
+    departure = Departure(a)
+    task = asyncio.create_task(departure.bring(b, b, [7] * 30))
+    await asyncio.sleep(0.02)
+    assert a.pins
+    task.cancel()
+    await asyncio.wait([task])
+    await departure.end()
+    assert not a.pins
+    assert b.forgotten == 1
+    assert not b.live
+
+
 async def test_engines_that_cannot_and_departures_that_are_over_compute() -> None:
     a, b = pair()
     departure = Departure(a)
