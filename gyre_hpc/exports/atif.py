@@ -2,8 +2,8 @@
 
 The document's own steps are the main conversation as it ended: the path to the newest leaf of the role `main`. Every other leaf (what was
 before a compaction, a sub-agent, an edit) is a trajectory of its own below `subagent_trajectories`; steps that a document has already are
-`is_copied_context`, so that every sampled token is to be trained on once. A sampled node is an agent's step, read by the run's own
-parsers; context behind a step that called tools is its observation, other context a step of the user, the first of several at the root
+`is_copied_context` and have no token ids, so that every sampled token stands there once. A sampled node is an agent's step, read by the
+run's own parsers; context behind a step that called tools is its observation, other context a step of the user, the first of several at the root
 one of the system. Invariants: `completion_token_ids` and `logprobs` are the recorded ones; `prompt_token_ids` are left out (they would grow
 with the square of a conversation; the steps before have them). Text is what the tokenizer makes of the tokens, without the template's own
 marks around a turn where those can be told.
@@ -53,7 +53,7 @@ class Trajectories:
         if not tree.nodes:
             return None
         main, *others = sorted(tree.leaves, key=lambda leaf: (tree.role_of(leaf) is not Role.MAIN, -leaf))
-        seen: set[int] = set()
+        seen: dict[int, Any] = {}
         name = f"execution-{tree.execution.execution}"
         facts = {key: value for key, value in as_dict(tree, groups).items() if key not in ("nodes", "calls")}
         found = self._trajectory(tree, main, name, name, seen)
@@ -70,32 +70,35 @@ class Trajectories:
             found["notes"] = "subagent_trajectories: every other leaf of the execution's tree; extra.role tells what it was"
         return found
 
-    def _trajectory(self, tree: Tree, leaf: int, session: str, name: str, seen: set[int]) -> Document:
+    def _trajectory(self, tree: Tree, leaf: int, session: str, name: str, seen: dict[int, Any]) -> Document:
+        """`seen`: nodes that the document has already: the step of what was sampled, the text of context."""
         steps: list[Document] = []
         path = tree.path(leaf)
         before = 0
-        for place, node in enumerate(path):
-            row = tree.nodes[node]
-            sampled = row.kind is NodeKind.SAMPLED
-            step = self._sampled(tree, node, before) if sampled else self._context(tree, path, place, steps)
+        for node in path:
+            row, copied = tree.nodes[node], {"is_copied_context": True} if node in seen else {}
+            if row.kind is NodeKind.SAMPLED:
+                step: Document | None = seen[node] if copied else self._sampled(tree, node, before)
+                seen.setdefault(node, _without_tokens(step) if step else step)
+            else:
+                seen[node] = seen[node] if copied else self._unwrapped(self._renderer.shown(tree.tokens_of([node]).tolist()))
+                step = self._context(tree, path, seen[node], steps)
             before += row.length
             if step is not None:
-                copied = {"is_copied_context": True} if node in seen else {}
                 steps.append({"step_id": len(steps) + 1, **step, **copied})
-        seen.update(path)
         document = {"schema_version": SCHEMA, "session_id": session, "trajectory_id": name, "agent": self._agent, "steps": steps}
         return {**document, "extra": {"role": tree.role_of(leaf).name.lower()}}
 
-    def _context(self, tree: Tree, path: Sequence[int], place: int, steps: list[Document]) -> Document | None:
-        """A step of its own, or None: the observation of the step before."""
-        kind, text = self._unwrapped(self._renderer.shown(tree.tokens_of([path[place]]).tolist()))
+    def _context(self, tree: Tree, path: Sequence[int], shown: tuple[str, str], steps: list[Document]) -> Document | None:
+        """A step of its own, or None: the observation of the step before. `shown`: see `_unwrapped`."""
+        kind, text = shown
         behind = steps[-1] if steps and steps[-1]["source"] == "agent" else None
         if behind is not None and (kind == "tool" or behind.get("tool_calls")):
             calls = behind.get("tool_calls") or []
             source = {"source_call_id": calls[0]["tool_call_id"]} if len(calls) == 1 and kind == "tool" else {}
             behind.setdefault("observation", {"results": []})["results"].append({**source, "content": text})
             return None
-        first = place == 0 and len(path) > 1 and tree.nodes[path[1]].kind is NodeKind.CONTEXT
+        first = not steps and len(path) > 1 and tree.nodes[path[1]].kind is NodeKind.CONTEXT
         return {"source": "system" if first else "user", "message": text}
 
     def _sampled(self, tree: Tree, node: int, before: int) -> Document:
@@ -135,6 +138,12 @@ class Trajectories:
             if text.startswith(head) and text.endswith(tail) and len(text) >= len(head) + len(tail) and head not in text[len(head) :]:
                 return kind, text[len(head) : len(text) - len(tail)]
         return "", text
+
+
+def _without_tokens(step: Document) -> Document:
+    """A sampled step as others repeat it: a history that many leaves share would be written out for each."""
+    metrics = {key: value for key, value in step["metrics"].items() if key not in ("completion_token_ids", "logprobs")}
+    return {**step, "metrics": {**metrics, "extra": {key: value for key, value in metrics["extra"].items() if key != "versions"}}}
 
 
 def _wraps(renderer: TurnRenderer) -> list[tuple[str, str, str]]:

@@ -227,6 +227,30 @@ def test_sampled_tokens_are_the_recorded_ones_and_each_is_new_once(document: dic
     assert document["final_metrics"]["total_completion_tokens"] == sum(m["completion_tokens"] for m in fresh)
 
 
+def test_a_history_that_many_leaves_share_is_written_out_once(tmp_path: Path, model: Path) -> None:
+    renderer = TurnRenderer(model)
+    made = Conversations(tmp_path / "trees", renderer)
+    root = renderer.split(renderer.root(Conversation(Head("Be good."), (user("Do it."),))))
+    last = made.call(-1, root, "I look.\n" + tool_call("bash", command="ls"))
+    last = made.call(last, [renderer.delta([result("a b")], True)], "Seen.")
+    for again in range(3):
+        made.call(last, [renderer.delta([user(f"Try {again}")], True)], f"Done {again}.")
+    made.end()
+    export(tmp_path / "trees", tmp_path / "out", Options(Format.ATIF, model=model))
+    document = orjson.loads((tmp_path / "out" / "execution-000000.json").read_bytes())
+    check_atif(document)
+    whole, *others = [document["steps"], *(one["steps"] for one in document["subagent_trajectories"])]
+    assert [step["message"] for step in whole if step["source"] == "agent"] == ["I look.", "Seen.", "Done 2."]
+    for again, steps in enumerate(others):
+        assert [step.get("is_copied_context", False) for step in steps] == [True, True, True, True, False, False]
+        assert steps[-1]["message"] == f"Done {again}."
+        for old, new in zip(whole[:4], steps[:4], strict=True):
+            same = {"source", "message", "tool_calls", "observation"}
+            assert {key: old.get(key) for key in same} == {key: new.get(key) for key in same}
+            assert "completion_token_ids" not in new.get("metrics", {})
+            assert new.get("metrics", {}).get("completion_tokens") == old.get("metrics", {}).get("completion_tokens")
+
+
 # -- mistakes ---------------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "line"),
