@@ -3,10 +3,10 @@
 The document's own steps are the main conversation as it ended: the path to the newest leaf of the role `main`. Every other leaf (what was
 before a compaction, a sub-agent, an edit) is a trajectory of its own below `subagent_trajectories`; steps that a document has already are
 `is_copied_context` and have no token ids, so that every sampled token stands there once. A sampled node is an agent's step, read by the
-run's own parsers; context behind a step that called tools is its observation, other context a step of the user, the first of several at the root
-one of the system. Invariants: `completion_token_ids` and `logprobs` are the recorded ones; `prompt_token_ids` are left out (they would grow
-with the square of a conversation; the steps before have them). Text is what the tokenizer makes of the tokens, without the template's own
-marks around a turn where those can be told.
+run's own parsers; context behind a step that called tools is its observation, other context a step of the user, the first of several at
+the root one of the system. Invariants: `completion_token_ids` and `logprobs` are the recorded ones; `prompt_token_ids` are left out (they
+would grow with the square of a conversation; the steps before have them). Text is what the tokenizer makes of the tokens, without the
+template's own marks around a turn where those can be told.
 """
 
 from __future__ import annotations
