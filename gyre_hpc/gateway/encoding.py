@@ -5,7 +5,8 @@ Hugging Face's `tokenizers` needs 10 ms for the 4,000 tokens that a turn adds to
 - every merge makes the token that its place says, in ascending order, and every token is a byte, the product of a merge, or added; then
   merging by the rank of the product (tiktoken) is merging by the rank of the merge (Hugging Face);
 - added tokens match literally, without regard to what stands beside them;
-- each token, alone, is encoded as itself; so whichever two tokens meet that make it, they are those of its merge;
+- each token, alone, is encoded as itself by merges; so whichever two tokens meet that make it, they are those of its merge; or, where whole
+  words are taken without merges (`ignore_merges`), whichever two tokens make it have a merge;
 - a probe gives equal ids: words, code, numbers, white space, emoji, random text, and every character up to U+1FFFF beside others.
   Characters that the probe does not confirm, and text that its normal form (NFC) would change, go to Hugging Face at run time.
 Everything else, and whatever tiktoken can't encode, is encoded by Hugging Face: slower, never different. The log says which it is, and why.
@@ -114,8 +115,9 @@ def _proven(tokenizer: Tokenizer) -> _Way | None:
     digest = blake3(text.encode()).digest()
     if digest not in _known:
         try:
-            way = _tiktoken_of(orjson.loads(text))
-            _check_alone(tokenizer, way)
+            settings = orjson.loads(text)
+            way = _tiktoken_of(settings)
+            _check_alone(settings, way)
             _known[digest] = _probed(way, tokenizer)
         except Unproven as error:
             _known[digest] = None
@@ -123,11 +125,18 @@ def _proven(tokenizer: Tokenizer) -> _Way | None:
     return _known[digest]
 
 
-def _check_alone(tokenizer: Tokenizer, way: _Way) -> None:
-    """Raises Unproven for a token that its own text does not give."""
-    model = tokenizer.model
-    for token, index in tokenizer.get_vocab(with_added_tokens=False).items():
-        if token not in way.added and [part.id for part in model.tokenize(token)] != [index]:
+def _check_alone(settings: dict[str, Any], way: _Way) -> None:
+    """Raises Unproven for a token that two tokens make of which the tokenizer would not make it."""
+    described = settings["model"]
+    ignoring = bool(described.get("ignore_merges"))
+    model = Tokenizer.from_str(orjson.dumps({**settings, "model": {**described, "ignore_merges": False}}).decode()).model
+    vocabulary: dict[str, int] = described["vocab"]
+    merges = {tuple(merge if isinstance(merge, list) else merge.split(" ")) for merge in described["merges"]} if ignoring else set()
+    for token, index in vocabulary.items():
+        if token in way.added or [part.id for part in model.tokenize(token)] == [index]:
+            continue
+        pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
+        if not ignoring or any(a in vocabulary and b in vocabulary and (a, b) not in merges for a, b in pairs):
             raise Unproven(f"the token {token!r} is not what its text gives")
 
 

@@ -113,6 +113,25 @@ def orphan(described: dict[str, Any]) -> None:
     described["model"]["vocab"]["zzzzqq"] = len(described["model"]["vocab"]) + len(ADDED)
 
 
+def whole_word(described: dict[str, Any], *merges: str) -> None:
+    """`zqj` is a word of its own, but z and qj, which meet in any longer word, have no merge (unless it is in `merges`)."""
+    model = described["model"]
+    first = max(max(model["vocab"].values()), *(token["id"] for token in described["added_tokens"])) + 1
+    model["vocab"] |= {"qj": first, "zq": first + 1, "zqj": first + 2}
+    model["merges"] += [["q", "j"], ["z", "q"], *(merge.split() for merge in ("zq j", *merges))]
+    model["ignore_merges"] = True
+
+
+def test_words_that_are_taken_whole_are_safe_where_any_two_parts_of_them_merge() -> None:
+    described = json.loads(trained().to_str())
+    whole_word(described, "z qj")
+    tokenizer = Tokenizer.from_str(json.dumps(described))
+    made = Encoder(tokenizer)
+    assert made.fast
+    for text in ("zqj", " zqj", "azqjzqj", "zzqjj"):
+        assert made.encode(text) == slowly(tokenizer, text)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -124,6 +143,7 @@ def orphan(described: dict[str, Any]) -> None:
         (lambda d: d["pre_tokenizer"]["pretokenizers"].insert(0, {"type": "Digits", "individual_digits": True}), "3 steps"),
         (swap_merges, "another place"),
         (orphan, "not made by a merge"),
+        (whole_word, "'zqj' is not what its text gives"),
         (lambda d: d["pre_tokenizer"]["pretokenizers"][0].update(pattern={"Regex": r"\p{L}+"}), "differ"),
     ],
 )
