@@ -5,8 +5,8 @@ call is held until the end anyway. Meanwhile what is certainly plain text stream
 known format begins a call. Invariants:
 - what is delivered depends on the text alone, never on how it was cut: the streamed part is a function of the text, too;
 - what was streamed stays, and what the library says is laid behind it; where the two disagree its calls stand and its text is left;
-- what the library doesn't read as whole calls is delivered as the text it is: a parser that fails, arguments that are no JSON object, and
-  a call that a limit of tokens cut in two (some parsers make a call of what they have by then: half a path in `rm -rf`);
+- what the library doesn't read as whole calls is delivered as the text it is: a parser that fails, a call without a name, arguments that
+  are no JSON object, and a call that a limit of tokens cut in two (some parsers make one of what they have: half a path in `rm -rf`);
 - ids are ours, so that a replay gives the same ones.
 """
 
@@ -159,7 +159,8 @@ class LibraryParser:
             yield ThinkingPiece(more)
         yield from self._text.feed(_behind(text, "" if thinks else self._sent))
         for number, (name, arguments) in enumerate(parsed.calls):
-            yield ToolPiece(f"{self._prefix}_{number}", name, _arguments(arguments) or {})
+            sayable = name.encode(errors="replace").decode()  # JSON of Python's may hold half a character, which nobody can send on
+            yield ToolPiece(f"{self._prefix}_{number}", sayable, _arguments(arguments) or {})
 
     def _parsed(self, raw: str, cut: bool) -> Parsed:
         """What the library reads, without calls that can't be had."""
@@ -167,7 +168,7 @@ class LibraryParser:
             return Parsed("", raw, raw)
         try:
             parsed = self._read(raw)
-            whole = all(_arguments(arguments) is not None for _, arguments in parsed.calls)
+            whole = all(name and _arguments(arguments) is not None for name, arguments in parsed.calls)
             if parsed.calls and not (whole and (not cut or self._closed(raw))):
                 parsed = Parsed(parsed.thought, parsed.plain, parsed.text)
         except Exception:

@@ -405,7 +405,9 @@ class Recorder:
             if self._parsers.slow:
                 await asyncio.to_thread(turn.read)
             rest, sent = turn.complete()
-            return rest, request.delivered(sent)
+            reply = request.delivered(sent)
+            _ = reply.key  # made now: what has no canonical form can't be recorded as an answer
+            return rest, reply
         except Exception as error:
             log.exception("the answer of call %d can't be read", turn.call)
             turn.finish, turn.fault = "fault", error

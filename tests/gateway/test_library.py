@@ -63,6 +63,14 @@ def parser(read: Reader = fake, begins: str = "text", resumes: bool = False, our
     return LibraryParser("t", read, Thoughts(inside and ours, ours), begins, resumes)
 
 
+def test_a_call_without_a_name_is_text_and_half_a_character_in_one_is_replaced() -> None:
+    def named(name: str) -> Reader:
+        return lambda raw: Parsed("", raw, "", ((name, "{}"),))
+
+    assert said(parser(named("")), "<call>") == (text("<call>"),)
+    assert said(parser(named("a\ud800")), "<call>") == ({"type": "tool_use", "id": "t_0", "name": "a?", "input": {}},)
+
+
 BITS = ["{bash|{'a': 1}", "{bash|oops}", "{", "}", "a\n", " b", "\n\n", "hm.", "<x>", "word", "<think>", "</think>", "\t"]
 
 
