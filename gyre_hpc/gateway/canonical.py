@@ -10,7 +10,7 @@ the same when their canonical forms are equal. The rules, each with its test in 
 4. Tool ids are kept: they tell apart calls that are otherwise equal. `is_error` defaults to false.
 5. Inside an assistant turn text stands before tool calls (a harness moves it there); the order among each is kept.
 6. Thinking is not compared: a harness may strip it. What the policy sampled is restored from the record, thoughts included.
-7. Attribution lines (`x-anthropic-billing-header: ...`), which change from call to call, are no part of the system prompt.
+7. An attribution line (`x-anthropic-billing-header: ...`) at the head of a text, which changes from call to call, is no part of it.
 Identity: `Message.key` is blake3 of the canonical bytes, 16 bytes.
 """
 
@@ -211,7 +211,7 @@ def _canonical_text(text: str) -> Any:
 def normalise_system(system: Any) -> str:
     """`system` as a string or a list of text blocks -> one string. Raises UnsupportedContent."""
     parts = [system] if isinstance(system, str) else [_text_of(block, "system") for block in system or ()]
-    return "\n\n".join(part for part in parts if part.strip() and not part.startswith(_ATTRIBUTION))
+    return "\n\n".join(said for part in parts if (said := _unattributed(part)).strip())
 
 
 def normalise_tools(tools: Iterable[Mapping[str, Any]] | None) -> tuple[dict[str, Any], ...]:
@@ -258,8 +258,8 @@ def _block(item: Any, role: str) -> Block | None:
         raise UnsupportedContent(f"a block of a {role} message must be an object")
     kind = item.get("type", "text")
     if kind == "text":
-        text = str(item.get("text") or "")
-        return {"type": "text", "text": text} if text.strip() and not text.startswith(_ATTRIBUTION) else None
+        text = _unattributed(str(item.get("text") or ""))
+        return {"type": "text", "text": text} if text.strip() else None
     if kind in _THINKING:
         return {"type": "thinking", "thinking": str(item.get("thinking") or "")}
     if kind == "tool_use":
@@ -271,9 +271,15 @@ def _block(item: Any, role: str) -> Block | None:
     raise UnsupportedContent(f"{kind} blocks are not supported: this model reads text only")
 
 
+def _unattributed(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
+
+
 def _tool_result(item: Mapping[str, Any]) -> Block:
-    content = item.get("content")
-    parts = [content] if isinstance(content, str) else [_text_of(part, "tool_result", told=True) for part in content or ()]
+    content = item.get("content") or ()
+    if not isinstance(content, str | list | tuple):
+        raise UnsupportedContent("content of a tool_result must be a string or a list of blocks")
+    parts = [content] if isinstance(content, str) else [_text_of(part, "tool_result", told=True) for part in content]
     return {
         "type": "tool_result",
         "tool_use_id": str(item.get("tool_use_id", "")),

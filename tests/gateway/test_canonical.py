@@ -102,6 +102,19 @@ def test_attribution_is_no_part_of_the_system_prompt() -> None:
     assert normalise_system(None) == ""
 
 
+def test_what_stands_below_an_attribution_line_stays() -> None:
+    line = "x-anthropic-billing-header: cch=%d;\n"
+    assert normalise_system(line % 1 + "You code.") == normalise_system(line % 2 + "You code.") == "You code."
+    assert user(line % 1 + "Fix it.").key == user("Fix it.").key != user(line % 1 + "Break it.").key
+    assert user(line % 1).blank
+
+
+@pytest.mark.parametrize("content", [5, True, {"type": "text", "text": "a"}])
+def test_a_result_that_is_neither_text_nor_blocks_is_refused(content: object) -> None:
+    with pytest.raises(UnsupportedContent, match="tool_result must be"):
+        user([{"type": "tool_result", "tool_use_id": "i", "content": content}])
+
+
 def test_head_compares_tools_by_value() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1.0}}}
     one = normalise_tools([{"name": "t", "description": "d", "input_schema": schema, "cache_control": {}}])
