@@ -4,7 +4,7 @@
   two cores have not. Its bindings know a pause (`pthrDelay`), its Python front sets it to 0; switched off altogether, pulls hang (1.5.1).
 - Engine core and worker tell each other of messages in shared memory by a ping that may get lost; the reader then looks again after 5 s
   (0.32.0). An engine that only waits for a pull exchanges few messages, and every lost ping is 5 s of a hand-over: it looks more often.
-Not mended: one pull in ten or twenty still takes seconds on two cores (engine core waits for its worker meanwhile, which is in the step that
+Not mended: one pull in ten or twenty takes seconds on two cores (engine core waits for its worker meanwhile, which is in the step that
 posts or polls the transfer), paced or not, with 4 threads of NIXL's or none.
 """
 
