@@ -287,9 +287,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--host", help="name of this node for the others; overrides gateway.host")
     arguments = parser.parse_args(argv)
-    log_to()
-    paths = RunPaths(arguments.run_dir)
-    folder = paths.runtime(arguments.attempt)
+    with log_to(logging.StreamHandler()):
+        return _main(RunPaths(arguments.run_dir), arguments.attempt, arguments.host)
+
+
+def _main(paths: RunPaths, attempt: int, host: str | None) -> int:
+    folder = paths.runtime(attempt)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         secret = os.environ.get(SECRET_VARIABLE, "")
@@ -297,7 +300,7 @@ def main(argv: list[str] | None = None) -> int:
             raise GyreError(f"{SECRET_VARIABLE} is not set", "this program is started by `gyre run`")
         config = load(paths.config)
         prepare_process()
-        uvloop.run(_run(paths, arguments.attempt, config, secret, arguments.host))
+        uvloop.run(_run(paths, attempt, config, secret, host))
     except Exception as raised:
         error = stopped_by(raised) if isinstance(raised, StoreError) else raised
         if not isinstance(error, GyreError):

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import re
 import sys
+from collections.abc import Iterator
 
 _SECRETS = (
     (re.compile(r"(/x/)[^/\s'\"\\?#]+"), r"\1***"),
@@ -44,9 +45,16 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
-def log_to(*handlers: logging.Handler, level: int = logging.INFO) -> None:
-    """Send this process's log there (none: standard error), redacted."""
-    for handler in handlers or (logging.StreamHandler(),):
-        handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(level)
+@contextlib.contextmanager
+def log_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
+    """Send this process's log to `handler`, redacted, while the block lasts; then close it."""
+    handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root, before = logging.getLogger(), logging.getLogger().level
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()

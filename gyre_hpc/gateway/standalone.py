@@ -314,13 +314,8 @@ def _logging(paths: RunPaths, attempt: int) -> Iterator[None]:
     folder = paths.attempt_logs(attempt)
     folder.mkdir(parents=True, exist_ok=True)
     paths.runtime(attempt).mkdir(parents=True, exist_ok=True, mode=0o700)
-    handler = LogFile(folder / "gateway.log")
-    log_to(handler)
-    try:
+    with log_to(LogFile(folder / "gateway.log")):
         yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-        handler.close()
 
 
 def _remove(folder: Path) -> None:
