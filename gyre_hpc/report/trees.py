@@ -81,7 +81,7 @@ def describe_execution(folder: Path, execution: str) -> dict[str, Any]:
     """One tree as nodes and calls, without its tokens, and an outline. Raises ConfigError for an unknown execution."""
     with user_errors(), StoreReader(locate(folder)) as reader:
         known = reader.executions()
-        if not execution.isdigit() or int(execution) not in known:
+        if not execution.isdecimal() or int(execution) not in known:
             span = f"{min(known)} to {max(known)}" if known else "none recorded yet"
             raise ConfigError(f"execution {execution} is not in {folder}", f"known ids: {span}; see `gyre trees ls`")
         return {**stats.show(folder, int(execution)), "outline": stats.outline(reader.tree(int(execution), tokens=False))}
