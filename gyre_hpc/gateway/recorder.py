@@ -195,7 +195,8 @@ class Recorder:
 
     async def finish(self, execution: int) -> tuple[int, int]:
         """The execution is over: what is in flight is cancelled and recorded. Returns its (calls, tokens); forgets it."""
-        self._over.add(execution)
+        if execution in self._store.forest.executions:  # else it is sealed, or a number that may be given to one later
+            self._over.add(execution)
         live = self._live.get(execution)
         if live is None:
             return (0, 0)

@@ -23,7 +23,7 @@ from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.toolcalls import ToolCallParser, ToolPiece, blocks_of
 from gyre_hpc.harness.texts import COMPACT, compacted_prompt
 from tests.gateway.fakes import Bench, bench, tool_call
-from trees.records import Fate, NodeKind, Role
+from trees.records import Execution, Fate, NodeKind, Role
 from trees.rules import NOTE_BYTES
 
 HEAD = Head("Do it.", ({"name": "bash", "description": "", "input_schema": {"type": "object"}},))
@@ -444,6 +444,15 @@ async def test_finish_cancels_records_and_forgets(made: Bench) -> None:
         await finished(stream)
     assert made.recorder.in_flight == 0
     assert next(iter(made.tree().calls.values())).fate is Fate.CANCELLED
+
+
+async def test_the_end_of_an_execution_that_is_not_there_is_not_that_of_a_later_one(made: Bench) -> None:
+    assert await made.recorder.finish(3) == (0, 0)
+    made.store.append(Execution(made.store.allocate_execution(), 0, 0, 1))
+    await ask(made, say("go"), execution=3)
+    await made.recorder.finish(3)
+    with pytest.raises(CallFailed, match="over"):
+        made.recorder.open(3, request(say("go")))
 
 
 async def test_calls_that_run_together_share_commits(made: Bench) -> None:
