@@ -137,6 +137,7 @@ class Draft:
         self._temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
         self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         self._end = self._count = 0
+        self._tried = False
 
     def write(self, payloads: Iterable[bytes]) -> None:
         """Frames with these payloads, on the disk when this returns."""
@@ -150,16 +151,26 @@ class Draft:
     def finish(self) -> JournalWriter:
         """Rename it: from now on it is the newest journal."""
         with self._dropped_on_failure():
+            self._tried = True
             os.rename(self._temporary, self._path)
         sync_directory(self._path.parent)
         return JournalWriter(self._path, self._fd, self._end, self._count)
 
+    def may_count(self) -> bool:
+        """Whether it has its name already, or may have: a `finish` that failed can have come that far."""
+        try:
+            return self._tried and self._path.exists()
+        except OSError:  # it can't be told
+            return True
+
     def drop(self) -> None:
         """Leave no trace."""
-        self._temporary.unlink(missing_ok=True)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        try:
+            self._temporary.unlink(missing_ok=True)
+        finally:
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+                os.close(fd)
 
     @contextmanager
     def _dropped_on_failure(self) -> Iterator[None]:

@@ -345,9 +345,10 @@ class StoreWriter:
                     self._pending = held + self._pending
                 raise
         except BaseException:
-            draft.drop()
-            if (self.directory / journal_name(header.generation)).exists():
+            # Before anything else can fail: a commit into a journal that no longer counts would be lost.
+            if draft.may_count():
                 self._journal.refuse()
+            draft.drop()
             raise
         with self._state:
             repeated = successor.take(self._late or [], self.forest)
