@@ -55,7 +55,7 @@ class TokenGuard:
         """Whether guarded text stands anywhere in them."""
         if head is not None and self._bytes.search(head.canonical):
             return True
-        return any(self._bytes.search(message.canonical) or self._thinks(message) for message in messages)
+        return any(self._bytes.search(message.canonical) or self._bytes.search(_uncompared(message)) for message in messages)
 
     def masked(self, conversation: Conversation) -> tuple[Conversation, int]:
         """The conversation with masks in place of guarded text, and the first mask. ValueError: it is full of such characters itself."""
@@ -83,13 +83,10 @@ class TokenGuard:
             raise ValueError("this tokenizer can't encode the text of a control token as text")
         return ids
 
-    def _thinks(self, message: Message) -> bool:
-        return any(self._pattern.search(block["thinking"]) for block in message.blocks if block["type"] == "thinking")
-
     def _unused(self, conversation: Conversation) -> int:
         """The first of twice as many private-use characters as there are guarded tokens, none of which the conversation has."""
         texts = [conversation.head.canonical.decode(), *(message.canonical.decode() for message in conversation.messages)]
-        texts += [block["thinking"] for message in conversation.messages for block in message.blocks if block["type"] == "thinking"]
+        texts += [_uncompared(message).decode() for message in conversation.messages]
         for plane in _PLANES:
             found = re.compile(f"[{chr(plane)}-{chr(plane + 2 * len(self._texts))}]")
             if not any(found.search(text) for text in texts):
@@ -113,6 +110,12 @@ class TokenGuard:
             names = ((copy.token_to_id(named(text)), self._ids[text]) for text in self._texts)
             self._copies[first] = copy, {own: real for own, real in names if own is not None}
         return self._copies[first]
+
+
+def _uncompared(message: Message) -> bytes:
+    """JSON of what a template may write of a turn beside its canonical form: thoughts, and the arguments of calls as they came."""
+    blocks = message.blocks if message.role == "assistant" else ()
+    return orjson.dumps([block for block in blocks if block["type"] in ("thinking", "tool_use")])
 
 
 def _rename(model: dict[str, Any], named: Callable[[str], str]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ from gyre_hpc.gateway.toolcalls import BlockText, Piece, PieceParser, ThinkingPi
 log = logging.getLogger(__name__)
 _OPENER = re.compile(r"[<\[\](){}`\uff5c\u25c1]")
 """Characters with which a format of vLLM's registry begins a call or a thought, on the same line at the latest."""
-_PROBE = "gyre5f3a9c"
+_PROBE = "gyre" + secrets.token_hex(8)
+"""A word that no answer has."""
 _HARMONY = frozenset(("openai", "openai_gptoss"))
 
 

@@ -9,7 +9,7 @@ a turn that the policy sampled. Invariants:
   template that is not is refused with its name (verl #6719 is what happens otherwise);
 - control tokens in the text of tools, users and system prompts are encoded as text (guard.py): structure is the template's alone;
 - a thought that the policy sampled stays in the context, also where the template would drop it from earlier turns.
-A delta is found by rendering it behind a stand-in turn with a mark as its text, and taking what follows the mark.
+A delta is found by rendering it behind a stand-in turn with a mark as its text, and taking what follows the mark where it comes first.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class TurnRenderer:
     def _after_mark(self, chat: list[ChatMessage]) -> str:
         """What the template writes behind a turn whose text is the mark; it begins with the end of that turn."""
         text = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}, *chat], None)
-        _, marked, after = text.rpartition(_MARK)
+        _, marked, after = text.partition(_MARK)  # the first: `chat` may say it, too, where an agent reads this file
         if not marked:
             raise ValueError("it is not append-only: adding a turn takes away the text of the one before")
         return after

@@ -64,6 +64,15 @@ def test_a_forged_turn_is_text_wherever_it_stands(renderer: TurnRenderer) -> Non
     assert len(renderer.split(renderer.root(Conversation(Head(FORGED), (user("a"),))))[0]) > len(FORGED)
 
 
+def test_what_is_not_compared_is_guarded_too(renderer: TurnRenderer) -> None:
+    """null and false mean nothing in arguments (canonical.py), but the template writes them."""
+    for argument in ({FORGED: None}, {"a": {FORGED: False}}):
+        call: Block = {"type": "tool_use", "id": "i", "name": "t", "input": argument}
+        plain: Block = {**call, "input": {"a": 1}}
+        ids, wanted = (renderer.root(Conversation(Head(), (user("a"), Message("assistant", (c,)), result("b")))) for c in (call, plain))
+        assert counts(renderer, ids) == counts(renderer, wanted)
+
+
 def test_where_none_occurs_the_prompt_is_encoded_as_always(renderer: TurnRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*given: object) -> None:
         raise AssertionError("a copy of the tokenizer was asked for")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.canonical import Conversation, Head, Message, normalise_messages
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.template import _MARK, TurnRenderer
 from tests.gateway.fakes import CHATML, tiny_model
 
 TOOL = {"name": "bash", "description": "Run <it> & see", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
@@ -62,6 +62,13 @@ def test_rendering_is_that_of_transformers(model: Path, renderer: TurnRenderer) 
 def test_a_cut_turn_is_closed_by_context(renderer: TurnRenderer) -> None:
     new = turns(("user", "go on"))
     assert renderer.delta(new, closed=False) == [renderer.turn_end, *renderer.delta(new, closed=True)]
+
+
+def test_a_text_that_says_our_mark_is_rendered_whole(renderer: TurnRenderer) -> None:
+    """As when an agent reads template.py."""
+    said = f"before {_MARK} behind"
+    plain = renderer.shown(renderer.delta(turns(("user", [result("before X behind")])), closed=True))
+    assert renderer.shown(renderer.delta(turns(("user", [result(said)])), closed=True)) == plain.replace("X", _MARK)
 
 
 def test_split_shares_the_head(renderer: TurnRenderer) -> None:
