@@ -108,7 +108,7 @@ class HarnessSection(_Section):
     memory_mb: Positive = 4096
     """Of one process of a box."""
     disk_mb: Positive = 64
-    """Of a workspace, of one file in it, and of a box's /tmp."""
+    """Of a workspace, of one file in it, of what the program prints, and of a box's /tmp."""
     inodes: Positive = 20000
     binds: list[str] = []
     """Folders of the host that boxes show read-only at the same path, beside the system's: a module system's libraries, say."""

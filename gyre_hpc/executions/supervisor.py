@@ -169,15 +169,14 @@ class Supervisor:
             return sandbox.start(self._host, box, start.argv, output)
 
     async def _agent(self, running: sandbox.Running, folder: workspace.Folder, budget: float) -> Ending:
-        """Wait for the harness within its budget, and for its workspace to stay within its limits."""
+        """Wait for the harness within its budget, and for its workspace and its output to stay within their limits."""
         over = False
 
         async def look() -> None:
             nonlocal over
             while not over:
                 await asyncio.sleep(_LOOK)
-                used = await asyncio.to_thread(workspace.usage, folder.work, scoring.caps_of(self._config.harness))
-                over = used.over
+                over = await asyncio.to_thread(_outgrown, folder, scoring.caps_of(self._config.harness))
             running.kill()
 
         looking = asyncio.get_running_loop().create_task(look())
@@ -202,6 +201,11 @@ async def _seen(path: str) -> harbor.Task:
     while not Path(path).is_dir() and time.monotonic() < until:
         await asyncio.sleep(0.1)
     return _task(path)
+
+
+def _outgrown(folder: workspace.Folder, caps: workspace.Caps) -> bool:
+    """Whether the workspace holds more than it may, or the program printed more: the rlimit of one file is far higher for real clients."""
+    return workspace.usage(folder.work, caps).over or folder.log.stat().st_size > caps.size
 
 
 def _last_line(log: Path) -> str:

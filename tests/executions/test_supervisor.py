@@ -158,6 +158,14 @@ async def test_an_overall_timeout_leaves_training(tmp_path: Path) -> None:
     assert (fake.ends[0]["reason"], fake.ends[0]["valid"]) == ("overall-timeout", False)
 
 
+async def test_a_program_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    printing = {"kind": "command", "argv": ["bash", "-c", f"{HALF}; yes | head -c 3000000; sleep 60"]}
+    async with supervised(tmp_path, lambda b, c: DONE, [task], timeout=30.0, disk_mb=1, **printing) as (fake, _):
+        await fake.until_reported(1)
+    assert (fake.ends[0]["reason"], fake.ends[0]["score"], fake.ends[0]["valid"]) == ("limit", 0.5, True)
+
+
 async def test_through_a_relay_with_more_work_than_slots(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task")
     script = lambda body, call: [bash(HALF)] if len(body["messages"]) == 1 else DONE  # noqa: E731
