@@ -20,7 +20,7 @@ from aiohttp import web
 
 from gyre_hpc.gateway import anthropic, chat, responses
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Spent
-from gyre_hpc.gateway.dialect import Answer, Dialect, parse_body
+from gyre_hpc.gateway.dialect import Answer, Dialect, parse_body, sayable
 from gyre_hpc.gateway.ledger import Over
 from gyre_hpc.gateway.recorder import Recorder
 
@@ -86,7 +86,8 @@ class HarnessApi:
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         """The length of a prompt, counted with the policy's own tokenizer."""
         execution = self._execution(request)
-        conversation = anthropic.conversation_of(parse_body(await request.read()))
+        body = parse_body(await request.read())
+        conversation = sayable(lambda: anthropic.conversation_of(body))
         return _json({"input_tokens": await self._recorder.count(execution, conversation)})
 
     async def models(self, request: web.Request) -> web.StreamResponse:

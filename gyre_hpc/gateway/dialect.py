@@ -6,6 +6,7 @@ recording, retries and durability know nothing of it. An answer's bytes depend o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +20,11 @@ from gyre_hpc.gateway.canonical import Conversation
 from gyre_hpc.gateway.harnesses import Harness
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.toolcalls import Piece
+
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""What JSON escapes: a character of two halves, half of one alone, or anything else."""
 
 
 class Answer(Protocol):
@@ -88,28 +94,46 @@ def read_request(
     body = read_body(raw, shape, harness.name, memory) if memory is not None else None
     if body is None:
         fields = parse_body(raw)
-        return Read(fields, blake3(raw).digest(), lambda: conversation_of(fields, harness))
+        return Read(fields, blake3(raw).digest(), lambda: sayable(lambda: conversation_of(fields, harness)))
     known = body
 
     def conversation() -> Conversation:
         try:
-            found = conversation_of(known.fields, harness)
+            found = sayable(lambda: conversation_of(known.fields, harness))
         except BadRequest:
-            return whole()  # in its words
-        return known.conversation(found, whole)
+            return sayable(whole)  # in its words
+        return sayable(lambda: known.conversation(found, whole))
 
     return Read(body.fields, body.digest, conversation)
 
 
+def sayable(make: Callable[[], Conversation]) -> Conversation:
+    """What `make` makes; BadRequest where it has no canonical form: that is found here, not where it would be an error of ours."""
+    try:
+        made = make()
+        _ = made.key
+    except (RecursionError, orjson.JSONEncodeError):
+        raise BadRequest("the body is nested too deeply") from None
+    return made
+
+
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request. Raises BadRequest."""
+    """The JSON object of a request; half a character in it becomes U+FFFD. Raises BadRequest."""
     try:
         body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+    except orjson.JSONDecodeError:
+        body = _mended(raw)
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return body
+
+
+def _mended(raw: bytes) -> Any:
+    """The body of a client that cut a text between the two halves of a character, as JavaScript does: refused, it would end its task."""
+    try:
+        return orjson.loads(_ESCAPE.sub(lambda found: rb"\ufffd" if found["half"] else found[0], raw))
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
 
 
 def sort_events(events: Iterable[Event]) -> tuple[Started, list[Piece], Ended]:

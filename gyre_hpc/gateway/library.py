@@ -24,7 +24,7 @@ import orjson
 
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.thoughts import Thoughts
-from gyre_hpc.gateway.toolcalls import BlockText, Piece, PieceParser, ThinkingPiece, ToolPiece
+from gyre_hpc.gateway.toolcalls import BlockText, Piece, PieceParser, ThinkingPiece, ToolPiece, shallow
 
 log = logging.getLogger(__name__)
 _OPENER = re.compile(r"[<\[\](){}`\uff5c\u25c1]")
@@ -199,4 +199,4 @@ def _arguments(text: str) -> dict[str, Any] | None:
         value = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and shallow(value) else None

@@ -2,7 +2,7 @@
 
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` is a call; `<think>...</think>` at the very start is a thought. The parser is
 strict: what is not exactly a JSON object with a string `name` and an object `arguments` is delivered as the text it is, and so is a
-call that was never closed: the policy sees (and is trained on) what it really wrote. Invariants:
+call that was never closed, or is nested deeper than clients read: the policy sees (and is trained on) what it really wrote. Invariants:
 - streaming and whole parsing give the same blocks, however the text is cut;
 - tool ids depend only on the call's id and the place in the turn, so a replay gives the same ids;
 - white space at the end of a text block, and so a blank block, is not delivered (harnesses drop it, see canonical.py); other text verbatim.
@@ -22,6 +22,8 @@ from gyre_hpc.gateway.canonical import Block
 from gyre_hpc.gateway.thoughts import Thoughts, hold_back
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+DEEPEST = 100
+"""Levels of objects and lists in arguments: clients can't read any number, and what we write JSON with ends at 254."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,14 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
     if not isinstance(call, dict):
         return None
     name, arguments = call.get("name"), call.get("arguments")
-    return (name, arguments) if isinstance(name, str) and name and isinstance(arguments, dict) else None
+    return (name, arguments) if isinstance(name, str) and name and isinstance(arguments, dict) and shallow(arguments) else None
+
+
+def shallow(value: Any, levels: int = DEEPEST) -> bool:
+    """Whether a JSON value has at most so many levels."""
+    if isinstance(value, dict | list):
+        return levels > 0 and all(shallow(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value))
+    return True
 
 
 def blocks_of(pieces: Iterable[Piece]) -> tuple[Block, ...]:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_hpc.gateway.app import DIALECTS
+from gyre_hpc.gateway.bodies import Memory
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
 from gyre_hpc.gateway.canonical import normalise_message
 from gyre_hpc.gateway.chat import ChatCompletions
@@ -49,6 +50,27 @@ VISIBLE = st.lists(
     max_size=6,
 )
 """Pieces as the parser makes them: texts end with something visible."""
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+@pytest.mark.parametrize("levels", [260, 500, 900])
+def test_what_is_nested_too_deeply_is_refused(dialect: Dialect, levels: int) -> None:
+    """By the dialect: later it would be an error of ours, after which clients try again for minutes."""
+    value = '{"a":' * levels + "1" + "}" * levels
+    function = f'{{"name":"t","input_schema":{value},"parameters":{value}}}'
+    turns = '"messages":[{"role":"user","content":"a"}],"input":"a"'
+    bodies = [f'{{"max_tokens":9,{turns},"tools":[{{"type":"function","name":"t","function":{function},{function[1:]}]}}']
+    arguments = orjson.dumps(value).decode()
+    items = {
+        "/v1/messages": f'{{"role":"assistant","content":[{{"type":"tool_use","id":"i","name":"t","input":{value}}}]}}',
+        "/v1/chat/completions": f'{{"role":"assistant","tool_calls":[{{"id":"i","function":{{"name":"t","arguments":{arguments}}}}}]}}',
+        "/v1/responses": f'{{"type":"function_call","call_id":"i","name":"t","arguments":{arguments}}}',
+    }
+    more = f'[{items[dialect.path]},{{"role":"user","content":"a"}}]'
+    bodies.append(f'{{"max_tokens":9,"messages":{more},"input":{more}}}')
+    for body in bodies:
+        with pytest.raises(BadRequest, match="nested too deeply"):
+            dialect.ask(body.encode(), {}, "m", Memory())
 
 
 @pytest.mark.parametrize("dialect", OPENAI, ids=lambda dialect: dialect.path)
@@ -105,6 +127,24 @@ def test_bodies_that_are_not_json_objects() -> None:
     for raw in (b"", b"{", b"[1]", b"\xff"):
         with pytest.raises(BadRequest):
             parse_body(raw)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+def test_half_a_character_does_not_end_a_task(dialect: Dialect) -> None:
+    """JavaScript cuts a text wherever it likes, and escapes the half that is left: Node's JSON.stringify("\\u{1f600}".slice(0, 1))."""
+    for half, read in (
+        (rb"\ud83d", "\ufffd"),
+        (rb"\uDE00", "\ufffd"),
+        (rb"\ude00\ud83d", "\ufffd\ufffd"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\ud83d\n", "\ufffd\n"),
+        (rb"\\ud83d \ud83d", "\\ud83d \ufffd"),
+    ):
+        said = b'[{"role":"user","content":"a%bz"}]' % half
+        raw = b'{"model":"m","max_tokens":9,"messages":%b,"input":%b}' % (said, said)
+        assert dialect.ask(raw, {}, "m").call.conversation.messages[0].blocks == ({"type": "text", "text": f"a{read}z"},)
+    with pytest.raises(BadRequest, match="not JSON"):
+        dialect.ask(rb'{"max_tokens":9,"messages":[{"role":"user","content":"\ud83d"}', {}, "m")
 
 
 def test_events_are_sorted_only_when_the_call_is_over() -> None:

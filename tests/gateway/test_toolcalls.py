@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_hpc.gateway.canonical import Block
-from gyre_hpc.gateway.toolcalls import ToolCallParser, blocks_of, parse_call
+from gyre_hpc.gateway.toolcalls import DEEPEST, ToolCallParser, blocks_of, parse_call
 from tests.gateway.fakes import tool_call
 
 
@@ -74,6 +74,9 @@ def test_blank_text_is_not_delivered() -> None:
 def test_parse_call_is_strict() -> None:
     assert parse_call(' {"name": "a", "arguments": {"x": 1}, "more": 2} ') == ("a", {"x": 1})
     assert parse_call('{"name": 1, "arguments": {}}') is None
+    for levels, read in ((DEEPEST, True), (DEEPEST + 1, False), (300, False)):
+        arguments = '{"b":' * levels + "1" + "}" * levels
+        assert (parse_call('{"name": "a", "arguments": ' + arguments + "}") is not None) is read
 
 
 fragments = st.sampled_from(
