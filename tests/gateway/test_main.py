@@ -27,6 +27,7 @@ from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, Address, read_address
 from tests.gateway.fakes import tool_call
 from trees.records import Fate
+from trees.stats import differences
 from trees.store import StoreReader, StoreWriter
 
 SECRET = "run-secret"
@@ -159,6 +160,26 @@ async def test_kill_9_after_the_last_event_loses_nothing_and_the_next_attempt_go
             await running.control(f"executions/{item['execution']}/lost", {"reason": "test"})
         running.process.send_signal(signal.SIGTERM)
         assert (await running.ended())[0] == 0
+
+
+async def test_a_fork_that_nothing_explains_is_an_event(root: Path, engine: EngineServer) -> None:
+    engine.replies.append(tool_call("bash", command="ls"))
+    async with gateway(root) as running:
+        url = await running.begin(engine)
+        async with running.http.post(url, json=body(stream=False)) as answer:
+            (used,) = (await answer.json())["content"]
+        result = {"type": "tool_result", "tool_use_id": used["id"], "content": "a"}
+        for given in (used["input"], {"raw": "ls"}):
+            turns = [{"role": "assistant", "content": [{**used, "input": given}]}, {"role": "user", "content": [result]}]
+            async with running.http.post(url, json=body(stream=False, messages=[*body()["messages"], *turns])) as answer:
+                assert answer.status == 200
+        running.process.send_signal(signal.SIGTERM)
+        assert (await running.ended())[0] == 0
+    events = [json.loads(line) for line in running.paths.events.read_text().splitlines()]
+    (fork,) = [event for event in events if event["kind"].startswith("warning")]
+    assert (fork["kind"], fork["execution"], fork["difference"], fork["messages"]) == ("warning.fork", 0, "drift", 0)
+    rows = differences(running.paths.trees)
+    assert [(row["calls"], row["clean"], row["drift"]) for row in rows] == [(3, 2, 1), (0, 0, 0)]
 
 
 async def test_sigterm_breaks_calls_visibly_seals_and_leaves_nothing(root: Path, engine: EngineServer) -> None:

@@ -342,6 +342,23 @@ async def test_an_edited_message_forks_at_the_deepest_common_turn(made: Bench) -
     assert tree.nodes[second.prompt].parent == tree.nodes[third.prompt].parent == first.sampled
 
 
+async def test_forks_that_nothing_explains_are_told_and_counted(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of ours in an unknown form: a warning for each of the first, the record has all. What a rule explains makes none."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(made.recorder, "_on_fork", told.append)
+    monkeypatch.setattr(recorder, "WARNINGS", 2)
+    history = await ask(made, [*await ask(made, say("go"), "Yes?"), *say("look")], tool_call("bash", command="ls"))
+    await ask(made, result(history))
+    await ask(made, [*history[:2], *say("look there"), *result(history)[3:]])
+    assert told == []
+    for n in range(3):
+        history[-1]["content"][-1]["input"] = {"raw": f"ls {n}"}
+        await ask(made, result(history))
+    calls = sorted(made.tree().calls.items())
+    assert [call.difference for _, call in calls] == ["clean", "clean", "clean", "edit", "drift", "drift", "drift"]
+    assert told == [{"execution": 0, "call": call, "difference": "drift", "messages": 2} for call, _ in calls[4:6]]
+
+
 async def test_an_empty_answer_may_vanish_from_the_history(made: Bench) -> None:
     await ask(made, say("go"), "")
     await ask(made, [*say("go"), *say("say something")], "yes")
