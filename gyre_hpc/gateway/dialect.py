@@ -7,7 +7,6 @@ recording, retries and durability know nothing of it. An answer's bytes depend o
 from __future__ import annotations
 
 import re
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,11 +20,6 @@ from gyre_hpc.gateway.canonical import Conversation
 from gyre_hpc.gateway.harnesses import Harness
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.toolcalls import Piece
-
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
-)
-"""What JSON escapes: a character of two halves, half of one alone, or anything else."""
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
