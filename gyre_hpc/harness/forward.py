@@ -137,7 +137,8 @@ def run(argv: list[str]) -> int:
     """Start the client and wait for it; its exit code."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GYRE_")}
     try:
-        pid = os.posix_spawnp(argv[0], argv, env)
+        # Python ignores these two, and a child would go on ignoring them: no `... | head` in the box would end as it should.
+        pid = os.posix_spawnp(argv[0], argv, env, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
     except OSError as error:
         print(f"{argv[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return 127

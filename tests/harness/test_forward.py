@@ -231,6 +231,17 @@ async def test_signals_pass(tmp_path: Path) -> None:
     assert await asyncio.wait_for(process.wait(), 20) == 128 + signal.SIGTERM
 
 
+async def test_a_client_does_not_ignore_what_python_ignores(tmp_path: Path) -> None:
+    spec = {"port": free_port(), "socket": "/none", "files": {}}
+    env = {**os.environ, "HOME": str(tmp_path), "GYRE_FORWARD": json.dumps(spec)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(PROGRAM), "grep", "SigIgn", "/proc/self/status"), env=env, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 20)
+    ignored = int(output.split()[1], 16)
+    assert not [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if ignored >> (number - 1) & 1]
+
+
 async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     spec = {"port": free_port(), "socket": "/none", "files": {}}
     env = {**os.environ, "HOME": str(tmp_path), "GYRE_FORWARD": json.dumps(spec)}
