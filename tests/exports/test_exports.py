@@ -104,13 +104,18 @@ def test_every_target_stands_in_one_path(tmp_path_factory: pytest.TempPathFactor
         trees = {e: reader.tree(e) for e in reader.executions()}
     for execution, tree in trees.items():
         own = [row for row in rows if row["execution"] == execution]
-        targets = 0 if tree.incomplete else sum(tree.nodes[n].length for n in tree.nodes if tree.is_target(n))
-        assert sum(sum(row["targets"]) for row in own) == targets == sum(row["target_tokens"] for row in own)
+        total = 0 if tree.incomplete else sum(tree.nodes[n].length for n in tree.nodes if tree.is_target(n))
+        assert sum(sum(row["targets"]) for row in own) == total == sum(row["target_tokens"] for row in own)
         assert not own or sum(row["weight"] * row["target_tokens"] for row in own) == pytest.approx(1.0)
         for row in own:
             lengths = {len(row[name]) for name in ("tokens", "targets", "logprobs", "versions")}
             assert lengths == {len(row["tokens"])}
             assert row["tokens"] == tree.tokens_of(tree.path(row["leaf"])).tolist()[: len(row["tokens"])]
+            assert tree.columns is not None
+            at = np.concatenate([np.arange(s.start, s.stop) for s in tree.column_slices(tree.path(row["leaf"]))])[: len(row["tokens"])]
+            targets = np.array(row["targets"])
+            assert np.array_equal(np.array(row["logprobs"], np.float32), np.where(targets, tree.columns.logprobs[at], np.float32(0)))
+            assert np.array_equal(np.array(row["versions"]), np.where(targets, tree.columns.versions[at], -1))
 
 
 def test_the_other_tables_have_everything_once(run: Path, tmp_path: Path) -> None:
