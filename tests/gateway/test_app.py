@@ -98,6 +98,36 @@ async def test_sdk_plain(made: Bench, sdk: anthropic.AsyncAnthropic) -> None:
     assert (await sdk.messages.create(**body(max_tokens=3))).stop_reason == "max_tokens"
 
 
+async def test_sync_sdk(made: Bench, url: str) -> None:
+    """Plain, streamed by events and by the helper, with the key as a header and a beta that is on."""
+    made.engine.replies += [tool_call("bash", command="ls"), "hello é", "hello é"]
+
+    def ask() -> tuple[Any, list[Any], str, list[str]]:
+        with anthropic.Anthropic(base_url=url, api_key="s1", max_retries=0) as client:
+            asked: Any = body("go", tools=[BASH])
+            whole = client.messages.create(**asked)
+            used: Any = whole.content[0]
+            result = {"type": "tool_result", "tool_use_id": used.id, "content": "a"}
+            asked["messages"] += [{"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+            events = list(client.beta.messages.create(**asked, stream=True, betas=["context-1m-2025-08-07"]))
+            with client.messages.stream(**body("go on")) as stream:
+                text = stream.get_final_text()
+            return whole, events, text, [model.id for model in client.models.list()]
+
+    whole, events, text, models = await asyncio.to_thread(ask)
+    assert (whole.stop_reason, whole.content[0].input) == ("tool_use", {"command": "ls"})
+    assert [event.type for event in events if event.type != "content_block_delta"] == [
+        "message_start",
+        "content_block_start",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert "".join(event.delta.text for event in events if event.type == "content_block_delta") == text == "hello é"
+    assert models == ["policy"]
+    assert [call.difference for call in made.tree(1).calls.values()][:2] == ["clean", "clean"]
+
+
 async def test_sdk_count_tokens_and_models(made: Bench, sdk: anthropic.AsyncAnthropic) -> None:
     counted = await sdk.messages.count_tokens(model="m", messages=[{"role": "user", "content": "go"}], system="S")
     await sdk.messages.create(**body(system="S"))
@@ -183,7 +213,7 @@ async def test_an_execution_that_is_over_makes_clients_stop(made: Bench, http: a
 
 
 async def test_probes_and_unknown_paths(url: str, http: aiohttp.ClientSession) -> None:
-    for path in ("/", "/x/s0/api/hello", "/api/hello"):
+    for path in ("/", "/x/s0/api/hello", "/api/hello", "/x/s0/v1/messages?beta=true", "/x/s0/v1/chat/completions", "/x/s0/v1/responses"):
         async with http.head(url + path) as answer:
             assert answer.status == 200
     async with http.get(f"{url}/x/s0/nothing") as answer:

@@ -150,6 +150,7 @@ def test_half_a_character_does_not_end_a_task(dialect: Dialect) -> None:
 def test_events_are_sorted_only_when_the_call_is_over() -> None:
     started, piece, ended = Started(1, 2), TextPiece("a"), Ended("end_turn", 3)
     assert sort_events([started, piece, ended]) == (started, [piece], ended)
-    for part in ([], [started], [piece, ended]):
+    parts: list[list[Event]] = [[], [started], [piece, ended]]
+    for part in parts:
         with pytest.raises(ValueError, match="not over"):
             sort_events(part)

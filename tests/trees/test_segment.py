@@ -1,5 +1,6 @@
 import json
 import subprocess
+import sys
 
 import h5py
 
@@ -65,3 +66,27 @@ def test_wide_texts_lie_in_chunks_of_few_rows_and_columns_in_one(tmp_path):
         assert file["executions/id"].chunks == (400,)
         assert file["calls/id"].shape == (0,)
         assert len({bytes(text) for text in file["executions/detail"][:]}) == 1
+
+
+def test_plain_tools_read_while_the_writer_writes(tmp_path):
+    """h5ls, h5dump and h5py, processes of their own, on every segment between two commits: a journal open, an execution at work."""
+    look = "import h5py, sys; f = h5py.File(sys.argv[1]); print(len(f['tokens']), f.attrs['rows_tokens'], len(f['tokens'][:]))"
+    with StoreWriter(tmp_path) as writer:
+        begin(writer, 0, 0)
+        for n in range(1, 4):
+            begin(writer, n, n)
+            prompt = writer.context_node(-1, [1, 2, n], n, -1, Role.MAIN)
+            writer.commit()
+            one_call(writer, n - 1, writer.context_node(-1, [1, 2, n - 1], n - 1, -1, Role.MAIN))
+            finish(writer, n - 1)
+            writer.seal()
+            one_call(writer, n, prompt)
+            writer.commit()
+            segments = sorted(tmp_path.glob("*.h5"))
+            assert len(segments) == n
+            for segment in segments:
+                listed = subprocess.run(["h5ls", segment], capture_output=True, text=True, check=True).stdout
+                assert listed.count("Dataset") == sum("/" not in name for name in DESCRIPTIONS)
+                subprocess.run(["h5dump", segment], stdout=subprocess.DEVNULL, check=True)
+                seen = subprocess.run([sys.executable, "-c", look, segment], capture_output=True, text=True, check=True).stdout
+                assert len(set(seen.split())) == 1
