@@ -31,7 +31,7 @@ from gyre_hpc.gateway.calls import BadRequest
 from gyre_hpc.gateway.canonical import Conversation, Items, Known, Message
 
 SNAPSHOTS = 12
-"""Of one execution: its conversations (sub-agents too), each at two places."""
+"""Of one execution (sub-agents too): each body adds two and takes away the one it began with; those used longest ago go."""
 BEFORE = (5, 1)
 """Items before the end at which snapshots are taken: harnesses mark or edit the last ones."""
 SMALL = 20_000
@@ -107,8 +107,10 @@ class Body:
         for snapshot in self.taken:
             trail = read.digests[: len(snapshot.turns) + 1]
             self.memory.snapshots.append(replace(snapshot, head=read.head.key, trail=trail))
-        if self.taken and self.used in self.memory.snapshots:
+        if self.used in self.memory.snapshots:
             self.memory.snapshots.remove(self.used)
+            if not self.taken:
+                self.memory.snapshots.append(self.used)
         del self.memory.snapshots[:-SNAPSHOTS]
         return read
 
@@ -148,7 +150,7 @@ def _from_snapshot(raw: bytes, shape: Shape, snapshot: Snapshot, hasher: Any, me
         return None
     spans = _spans(short, shape)[snapshot.above + 1 :]
     shift = len(raw) - len(short)
-    turns, cuts = _segments(new, shape, least=0)
+    turns, cuts = _segments(new, shape)
     ends = [spans[cut - 1][1] + shift for cut, _ in cuts]
     *digests, whole = _digests(raw, ends, hasher, snapshot.end)
     taken = [
@@ -178,7 +180,7 @@ def _from_items(raw: bytes, shape: Shape, kind: tuple[str, str], memory: Memory)
     parts = [raw[first:last] for (first, last), turn in zip(spans, known, strict=True) if turn is None]
     unknown = iter(orjson.loads(b"[" + b",".join(parts) + b"]"))
     items = [next(unknown) if turn is None else turn for turn in known]
-    turns, cuts = _segments(items[above:], shape, least=0)
+    turns, cuts = _segments(items[above:], shape)
     ends = [spans[above + cut - 1][1] for cut, _ in cuts]
     *digests, whole = _digests(raw, ends, blake3(), 0)
     first = Snapshot(kind, b"", b"", 0, b"", spans[above - 1][1] if above else spans[0][0], above, ())
@@ -190,9 +192,10 @@ def _from_items(raw: bytes, shape: Shape, kind: tuple[str, str], memory: Memory)
     return Body({**fields, shape.name: Items([*items[:above], *turns])}, whole, memory, None, taken)
 
 
-def _segments(items: Sequence[Any], shape: Shape, least: int) -> tuple[list[Message], list[tuple[int, int]]]:
+def _segments(items: Sequence[Any], shape: Shape) -> tuple[list[Message], list[tuple[int, int]]]:
     """Turns of the items, and the places for snapshots: (items, turns) before each."""
     places = []
+    least = 0
     for before in BEFORE:
         cut = len(items) - before
         while cut > least and not shape.closed(items[cut - 1]):

@@ -231,6 +231,17 @@ def test_a_known_turn_has_no_text() -> None:
     assert conversation.whole().messages[0].blocks[0]["text"] == harness.items[0]["content"]
 
 
+def test_a_snapshot_that_was_used_is_not_the_next_to_go() -> None:
+    harness, memory = grown(5)
+    anthropic.Messages().ask(front(harness), {}, "m", memory)
+    first, raw = memory.snapshots[0], front(harness)
+    aside = raw[: first.end] + b',{"role":"user","content":"aside"}' + raw[raw.rindex(b'],"max_tokens"') :]
+    for _ in range(2):
+        conversation = anthropic.Messages().ask(aside, {}, "m", memory).call.conversation
+        assert conversation.known == len(first.turns)
+        assert memory.snapshots[-1] is first
+
+
 def test_the_memory_is_bounded_and_holds_no_text() -> None:
     harness, memory = grown(2)
     for _ in range(60):
