@@ -59,6 +59,8 @@ class Foreign:
             if not root.exists():
                 raise ConfigError(f"harness.path = {settings.path} is not on this node", "install the program where all nodes see it")
             mounted.append(sandbox.Mount(root, str(root)))
+            if Path(settings.path) != root and Path(settings.path).is_absolute() and not settings.path.startswith("/usr/"):
+                mounted.append(sandbox.Mount(root, settings.path))  # a link, as homes are: scripts may know it by this name
             program = (str(root),) if root.is_file() else _found(root, kind, settings.kind)
         if kind.node and program and not program[0].endswith("node"):
             node = _node()

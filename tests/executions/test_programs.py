@@ -67,6 +67,15 @@ async def test_a_client_is_found_and_tells_its_version(tmp_path: Path) -> None:
     assert str(tmp_path / "i") in {mount.target for mount in start.mounts}
 
 
+async def test_a_client_behind_a_link_is_there_by_both_names(tmp_path: Path) -> None:
+    program = installation(tmp_path / "real") / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    named = str(program).replace("/real/", "/link/")
+    program.write_text(f"#!/bin/sh\ntest -x {named} && echo by both names\n")
+    built = programs.build(tmp_path, check({"harness": {"kind": "claude-code", "path": str(tmp_path / "link")}}, "test"))
+    assert await built.check(tmp_path) == "by both names"
+
+
 async def test_a_client_that_does_not_start_is_named(tmp_path: Path) -> None:
     program = installation(tmp_path) / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
     program.write_text("#!/bin/sh\necho no such library; exit 3\n")
