@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,9 +114,15 @@ def segment_name(number: int) -> str:
     return f"segment-{number:06d}.h5"
 
 
-def write_segment(directory: Path, number: int, sheet: Sheet, provenance: Mapping[str, Any]) -> Entry:
-    """Build the image and write it durably; returns what the catalogue says of it. OSError (ENOSPC) leaves no trace."""
+def write_segment(
+    directory: Path, number: int, sheet: Sheet, provenance: Mapping[str, Any], fence: Callable[[], None] = lambda: None
+) -> Entry:
+    """Build the image and write it durably; returns what the catalogue says of it. OSError (ENOSPC) leaves no trace.
+
+    `fence` raises if somebody else may write this directory meanwhile: the name may be that of a segment of theirs.
+    """
     image = segment_image(number, sheet, provenance)
+    fence()
     write_durably(directory / segment_name(number), [image])
     spans = [span(sheet.tables[f"{table}/id"]) for table in ("executions", "groups", "nodes")]
     return Entry(number, len(image), digest_of(image), sheet.tokens, *spans)

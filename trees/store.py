@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -228,9 +229,12 @@ class StoreWriter:
                     self._rotate(self._merge([*self._shelf.entries, *made], made))
                     self._remove([entry for entry in made if entry not in self._shelf.entries])
             except BaseException:
-                # Only while the journal that does not list them is surely the newest; else the next opening removes what does not count.
-                if newest_journal(self.directory) == self._header.generation:
-                    self._remove([entry for entry in made if entry not in self._shelf.entries])
+                # Only while the journal that does not list them is surely the newest, and ours; else the next opening removes what
+                # does not count.
+                with suppress(StoreError):
+                    self._lock.check()
+                    if newest_journal(self.directory) == self._header.generation:
+                        self._remove([entry for entry in made if entry not in self._shelf.entries])
                 raise
             finally:
                 self._sealing = frozenset()
@@ -238,7 +242,7 @@ class StoreWriter:
 
     def _write(self, sheet: Sheet, made: list[Entry]) -> Entry:
         number, self._next_segment = self._next_segment, self._next_segment + 1
-        entry = write_segment(self.directory, number, sheet, self._provenance)
+        entry = write_segment(self.directory, number, sheet, self._provenance, self._lock.check)
         made.append(entry)
         return entry
 

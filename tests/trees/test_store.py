@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 import trees.store
 from tests.trees.forests import Play, begin, finish, forests, one_call
+from trees.errors import StoreError
+from trees.files import LOCK
 from trees.journal import Draft, JournalWriter
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
 from trees.segment import write_segment
@@ -329,6 +331,26 @@ def test_a_seal_that_fails_once_its_journal_counts_keeps_its_segments(tmp_path, 
     with StoreWriter(tmp_path), StoreReader(tmp_path) as reader:
         assert [len(reader.tree(execution).nodes) for execution in reader.executions()] == [2, 0]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_writer_that_was_taken_over_touches_no_segment_of_the_next(tmp_path):
+    old = StoreWriter(tmp_path)
+    for execution in range(2):
+        begin(old, execution, execution)
+        one_call(old, execution, old.context_node(-1, [1, 2], execution, -1, Role.MAIN))
+    finish(old, 0)
+    old.commit()
+    (tmp_path / LOCK).unlink()  # as `take_over` does for a holder on another host
+    with StoreWriter(tmp_path) as new:
+        finish(new, 1)
+        assert [path.name for path in new.seal()] == ["segment-000001.h5"]
+        with pytest.raises(StoreError, match="taken by another writer"):
+            old.seal()
+        assert verify(tmp_path) == []
+    begin(old, 2, 2)
+    with pytest.raises(StoreError, match="taken by another writer"):
+        old.commit()
+    assert verify(tmp_path) == []
 
 
 def test_large_commits_and_seals_are_cut(tmp_path, monkeypatch):
