@@ -1,10 +1,14 @@
 """What is in memory of sealed segments, and how an id finds its file."""
 
+import gc
+import tracemalloc
+
 import pytest
 
+from tests.trees.forests import finish, one_call
 from tests.trees.test_merging import content, seal_one
 from trees.errors import Damaged
-from trees.records import Group
+from trees.records import Execution, Group, Role
 from trees.shelf import OPEN
 from trees.store import StoreReader, StoreWriter
 
@@ -45,6 +49,28 @@ def test_reading_everything_holds_a_few_segments_at_a_time(store):
             assert group == Group(group.group, f"task {group.group}", 1, 0, 0)
             assert len(held(reader)) <= OPEN + 1
     assert held(reader) == []
+
+
+def test_a_writers_memory_does_not_grow_with_what_is_sealed(tmp_path, monkeypatch):
+    monkeypatch.setattr("trees.store.REMEMBERED", 20)
+    tracemalloc.start()
+    try:
+        held = []
+        with StoreWriter(tmp_path) as writer:
+            for round_ in range(3):
+                for group in range(100 * round_, 100 * (round_ + 1)):
+                    writer.append(Group(group, f"tasks/{group}", 1, 0, 0))
+                    writer.append(Execution(writer.allocate_execution(), group, 0, 0))
+                    one_call(writer, group, writer.context_node(-1, [1, 2, group], group, -1, Role.MAIN), tokens=range(40))
+                    finish(writer, group)
+                    if group % 25 == 24:
+                        writer.seal()
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+        assert len(writer.forest.executions) == 0
+    finally:
+        tracemalloc.stop()
+    assert held[2] - held[0] < 200 * 100, "200 more executions, each of which takes thousands of bytes before it is sealed"
 
 
 def test_mappings_answer_as_dictionaries_do(store):
