@@ -18,7 +18,7 @@ from aiohttp import web
 
 from gyre_hpc.config import Config, check
 from gyre_hpc.engines.factory import connect
-from gyre_hpc.engines.protocol import EngineAddress
+from gyre_hpc.engines.protocol import EngineAddress, GenerateRequest, Sampling
 from gyre_hpc.executions import programs, sandbox, scoring
 from gyre_hpc.gateway.app import HarnessApi, build_app
 from gyre_hpc.gateway.control import ControlApi
@@ -29,13 +29,15 @@ from gyre_hpc.gateway.router import Router
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.runtime import Address
 from tests.harness.clients.install import installed
-from tests.harness.clients.script import Script, ScriptedEngine
+from tests.harness.clients.script import OTHERS, Script, ScriptedEngine
 from trees.records import Fate, Group, Role
 from trees.store import StoreReader, StoreWriter
 from trees.tree import Call, Tree
 
 CELLS = 2
 CAPACITY = 8
+OTHER_EXECUTIONS = 1_000_000
+"""Ids of executions that no record knows begin here."""
 SECRET = "control"
 """Bearer of the control API."""
 FAULTS = 4
@@ -83,6 +85,8 @@ class Bench:
     recorder: Recorder
     address: Address
     requests: list[Seen] = field(default_factory=list)
+    crowds: int = 0
+    """Those behind which a call of a client waited."""
 
     async def run(
         self, instruction: str, files: Mapping[str, str] | None = None, deadline: float = DEADLINE, stop: asyncio.Event | None = None
@@ -115,6 +119,25 @@ class Bench:
         """A transfer of roles in mid-stream: one cell closes, the other opens when nothing runs on the first any more."""
         await self.router.close(closed, 10.0)
         self.router.open(opened)
+
+    async def crowd(self, seconds: float) -> None:
+        """The first engine is full with calls of other executions until a client's call has waited behind them for so long."""
+
+        async def other(number: int) -> None:
+            call = GenerateRequest(f"{OTHERS}{number}", [1], Sampling(1))
+            async with contextlib.aclosing(self.router.generate(call, OTHER_EXECUTIONS + number)) as chunks:
+                async for _ in chunks:
+                    raise AssertionError("it is never answered")
+
+        others = [asyncio.create_task(other(number)) for number in range(CAPACITY)]
+        async with asyncio.timeout(DEADLINE):
+            while self.engines[0].others < CAPACITY or self.router.counts()["held"] == 0:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(seconds)
+        self.crowds += 1
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
 
     def tree(self, execution: int) -> Tree:
         """What a reader finds on the disk now."""

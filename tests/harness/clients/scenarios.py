@@ -121,6 +121,21 @@ async def no_engine_for_a_while(client: Client, made: Bench) -> None:
     made.exact(ran, ("clean", "side-query"))
 
 
+async def overload(client: Client, made: Bench) -> None:
+    """The engine is full with others' calls, at the start and again in the middle of a turn: what comes next is held behind them, for
+    several pings, and not refused; each request comes once."""
+    first = asyncio.create_task(made.crowd(2.0))
+    busy = Reply(LONG + client.add(2), at=40, act=lambda: made.crowd(2.0), pause=0.005)
+    ran = await client.done(made, client.add(1), busy, client.add(3))
+    await first
+    assert ran.file("out.txt").split() == ["1", "2", "3"]
+    made.exact(ran, ("clean", "side-query"))
+    assert mains(made, ran) == ["clean"] * 4
+    assert made.crowds == 2
+    asked = [seen.body for seen in made.requests if seen.method == "POST"]
+    assert len(asked) == len(set(asked))
+
+
 async def roles_are_transferred_in_mid_stream(client: Client, made: Bench) -> None:
     """One cell closes while it streams, the other one goes on, token by token."""
     moved = Reply(LONG + client.add(2), at=40, act=lambda: made.move(0, 1), pause=0.01)

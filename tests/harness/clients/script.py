@@ -16,6 +16,8 @@ from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, TokenChunk
 from gyre_hpc.gateway.template import TurnRenderer
 
 TURN = "<|im_start|>"
+OTHERS = "others-"
+"""How ids begin of calls that only fill an engine: it says nothing to them until they are cancelled."""
 
 
 def call(name: str, /, **arguments: object) -> str:
@@ -152,9 +154,17 @@ class ScriptedEngine:
         self._script = script
         self.served: list[str] = []
         """Request ids, in order, with repetitions for continuations."""
+        self.others = 0
+        """Calls that only fill it, now."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """See EngineClient."""
+        if request.request_id.startswith(OTHERS):
+            self.others += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.others -= 1
         said = self._script.begin(request)
         self.served.append(request.request_id)
         reply, start = said.reply, request.position

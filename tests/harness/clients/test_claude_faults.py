@@ -63,6 +63,21 @@ async def test_no_engine_for_a_while(tmp_path: Path, renderer: TurnRenderer, sta
 
 
 @BOTH
+async def test_overload(tmp_path: Path, renderer: TurnRenderer, stable: bool) -> None:
+    """The engine is full with others' calls, at the start and in the middle of a turn: calls are held behind them, none comes twice."""
+    async with claude(tmp_path, renderer, stable) as made:
+        first = asyncio.create_task(made.crowd(2.0))
+        busy = Reply("A long text. " * 20 + add(2), at=40, act=lambda: made.crowd(2.0), pause=0.005)
+        ran = await done(made, add(1), busy, add(3))
+        await first
+        assert ran.file("out.txt").split() == ["1", "2", "3"]
+        made.exact(ran)
+        assert made.crowds == 2
+        asked = [seen.body for seen in made.requests if seen.path.startswith("/x/") and seen.method == "POST"]
+        assert len(asked) == len(set(asked)) == 4
+
+
+@BOTH
 async def test_roles_are_transferred_in_mid_stream(tmp_path: Path, renderer: TurnRenderer, stable: bool) -> None:
     """One cell closes while it streams, the other one goes on, token by token."""
     async with claude(tmp_path, renderer, stable) as made:

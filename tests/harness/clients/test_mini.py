@@ -29,6 +29,7 @@ MINI = Client("mini-swe-agent", shell, end=shell("echo COMPLETE_TASK_AND_SUBMIT_
         scenarios.parallel_calls,
         scenarios.engine_resets_in_mid_stream,
         scenarios.no_engine_for_a_while,
+        scenarios.overload,
         scenarios.roles_are_transferred_in_mid_stream,
     ],
 )

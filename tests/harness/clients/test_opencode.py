@@ -43,6 +43,7 @@ OPENCODE = Opencode("opencode", shell)
         scenarios.parallel_calls,
         scenarios.engine_resets_in_mid_stream,
         scenarios.no_engine_for_a_while,
+        scenarios.overload,
         scenarios.roles_are_transferred_in_mid_stream,
     ],
 )

@@ -36,6 +36,7 @@ def looks_back(made: Bench) -> None:
         scenarios.parallel_calls,
         scenarios.engine_resets_in_mid_stream,
         scenarios.no_engine_for_a_while,
+        scenarios.overload,
         scenarios.roles_are_transferred_in_mid_stream,
     ],
 )
