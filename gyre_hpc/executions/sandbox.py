@@ -62,7 +62,8 @@ _REMEDY = "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of one box; bytes and seconds of CPU are per process, `processes` and `scratch` (bytes of /tmp) per box.
+    """Upper bounds of one box; bytes and seconds of CPU are per process; `processes`, `scratch` (bytes of /tmp) and `shared` (bytes of
+    /dev/shm) per box. Both folders are memory of the node.
 
     `reserving`: `memory` counts private writable memory instead of address space, of which some runtimes (V8, JavaScriptCore) reserve
     far more than they use.
@@ -75,6 +76,7 @@ class Limits:
     cpu: int = 3600
     files: int = 512
     scratch: int = 64 << 20
+    shared: int = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def command(host: Host, box: Box, argv: Sequence[str], status_fd: int | None = N
         line += ["--json-status-fd", str(status_fd)]
     scratch = str(box.limits.scratch)
     line += system_mounts()
-    line += ["--proc", "/proc", "--dev", "/dev", "--size", scratch, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    line += ["--proc", "/proc", "--dev", "/dev", "--size", str(box.limits.shared), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     line += ["--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]
     if box.overlay:
         line += ["--overlay-src", str(box.workspace), "--tmp-overlay", WORKSPACE]

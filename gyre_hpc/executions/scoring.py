@@ -61,7 +61,7 @@ class Unusable(Exception):
 def limits_of(harness: HarnessSection) -> sandbox.Limits:
     """The configured limits of a box, the agent's and the verifier's alike."""
     size = harness.disk_mb << 20
-    return sandbox.Limits(processes=harness.processes, memory=harness.memory_mb << 20, file=size, scratch=size)
+    return sandbox.Limits(processes=harness.processes, memory=harness.memory_mb << 20, file=size, scratch=size, shared=size)
 
 
 def caps_of(harness: HarnessSection) -> Caps:

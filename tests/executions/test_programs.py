@@ -101,9 +101,10 @@ def test_what_is_not_installed_is_a_mistake_in_the_configuration(tmp_path: Path,
 
 def test_big_runtimes_get_room(tmp_path: Path) -> None:
     built = programs.build(tmp_path, check({"harness": {"kind": "command", "argv": ["true"]}}, "test"))
-    limits = built.limits(sandbox.Limits(processes=16, files=16, scratch=1, file=1))
+    limits = built.limits(sandbox.Limits(processes=16, files=16, scratch=1, file=1, shared=1))
     assert limits.reserving
     assert min(limits.processes, limits.files, limits.scratch, limits.file) > 500
+    assert limits.shared == 1
 
 
 @pytest.mark.parametrize("name", ["path", "binds"])

@@ -95,7 +95,7 @@ async def test_no_privileges_no_network_no_host(workspace: Path, tmp_path: Path)
     ids=["file", "tmp", "shm", "processes", "memory"],
 )
 async def test_limits_hold(workspace: Path, script: str, said: str) -> None:
-    limits = Limits(processes=20, memory=500 << 20, file=1 << 20, scratch=1 << 20)
+    limits = Limits(processes=20, memory=500 << 20, file=1 << 20, scratch=1 << 20, shared=1 << 20)
     _, log = await run(workspace, script, limits=limits)
     assert said in log.split("\n"), log
 
