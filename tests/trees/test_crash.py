@@ -148,6 +148,42 @@ def test_what_was_acknowledged_survives_sigkill_at_any_instant(tmp_path, kills):
             assert_whole(reader, execution, turns=2)
 
 
+def resume_and_die(directory, record):
+    """Opens the store, records one execution if it is told to, seals, and is gone without a word."""
+    writer = StoreWriter(directory)
+    if record:
+        one_execution(writer, turns=2, size=1)
+        writer.commit()
+        writer.seal()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("record", [False, True], ids=["idle", "at-work"])
+def test_fifty_resumes_are_bounded_in_size(tmp_path, record):
+    """While one execution lives through all of them: its records are not written anew each time."""
+    with StoreWriter(tmp_path) as writer:
+        lives = writer.allocate_execution()
+        writer.append(Group(lives, "task", 1, 0, 0))
+        writer.append(Execution(lives, lives, 0, 0))
+        node = writer.context_node(-1, np.arange(5000), lives, -1, Role.MAIN)
+        writer.commit()
+    for _ in range(50):
+        child = fork.Process(target=resume_and_die, args=(tmp_path, record))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    StoreWriter(tmp_path).close()
+    files = list(tmp_path.iterdir())
+    assert len(files) <= 2 * FAN
+    assert sum(path.stat().st_size for path in files) < 5000 * 4 + 50 * (40 + 500 * record) + 30_000 * len(files)
+    assert verify(tmp_path) == []
+    with StoreReader(tmp_path) as reader:
+        assert len(reader.ends()) == 50 * record
+        assert reader.tree(lives).tokens_of([node]).tolist() == list(range(5000))
+        for execution in reader.ends():
+            assert_whole(reader, execution, turns=2)
+
+
 def write_some(directory, count):
     with StoreWriter(directory) as writer:
         for i in range(count):
