@@ -59,9 +59,11 @@ class Unusable(Exception):
 
 
 def limits_of(harness: HarnessSection) -> sandbox.Limits:
-    """The configured limits of a box, the agent's and the verifier's alike."""
+    """The configured limits of a box, the agent's and the verifier's alike. A process has as much CPU as all cores give in the time of an
+    execution: what ends long ones is the clock."""
     size = harness.disk_mb << 20
-    return sandbox.Limits(processes=harness.processes, memory=harness.memory_mb << 20, file=size, scratch=size, shared=size)
+    cpu = max(sandbox.Limits.cpu, math.ceil(harness.overall_timeout) * (os.cpu_count() or 1))
+    return sandbox.Limits(harness.processes, harness.memory_mb << 20, file=size, cpu=cpu, scratch=size, shared=size)
 
 
 def caps_of(harness: HarnessSection) -> Caps:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import Config
+from gyre_hpc.config import Config, HarnessSection
 from gyre_hpc.errors import GyreError
 from gyre_hpc.executions import sandbox, scoring, workspace
 from gyre_hpc.executions.scoring import Unusable, Verdict
@@ -156,3 +156,8 @@ async def test_without_overlays_a_copy_is_verified(tmp_path: Path, folder: Folde
     with open(folder.work / "big", "wb") as file:
         file.truncate(1 << 34)
     assert (await scoring.score(harbor.load(tmp_path / "task"), folder, CONFIG)) == Verdict(0.0, True, "scored", "", 1)
+
+
+def test_the_clock_ends_a_long_execution_and_no_limit_of_cpu_time() -> None:
+    assert scoring.limits_of(HarnessSection()).cpu >= 3600
+    assert scoring.limits_of(HarnessSection(overall_timeout=100_000.5)).cpu >= 100_001
