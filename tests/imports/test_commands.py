@@ -26,7 +26,7 @@ def gyre(*words: str | Path) -> int:
 def named(row: str) -> set[str]:
     """Fields in the row of the table that begins like this."""
     (line,) = [line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {row}")]
-    return set(re.findall(r"`([a-z_]+)`", line.split("|")[2]))
+    return set(re.findall(r"`([a-z_-]+)`", line.split("|")[2]))
 
 
 def test_import_stats_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +39,12 @@ def test_import_stats_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert set(found) == named("`gyre trees stats") | named("the same, of imported traces")
     assert (found["unique_blocks"], found["expanded_blocks"]) == (3, 5)
     assert (found["stored_tokens"], found["sampled_tokens"]) == (15, 4)
+    assert gyre("trees", "stats", store, "--executions", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert set(row) == named("the same with `--executions`")
+    assert (row["calls"], row["clean"], row["drift"], row["incomplete"]) == (2, 2, 0, False)
+    assert gyre("trees", "stats", store, "--executions") == 0
+    assert "side-query" in capsys.readouterr().out
     for _ in range(2):
         assert gyre("trees", "export", store, "--format", "jsonl", "--out", lines, "--json") == 0
         said = json.loads(capsys.readouterr().out)
