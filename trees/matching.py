@@ -87,6 +87,12 @@ class MessageIndex:
         table[boundary.digest] = boundary.node
         return boundary
 
+    def drop(self, execution: int, boundary: Match) -> None:
+        """Nobody goes on from this node any more; without effect where another one was recorded under the digest meanwhile."""
+        own = self._own.get(execution, {})
+        if own.get(boundary.digest) == boundary.node:
+            del own[boundary.digest]
+
     def forget(self, execution: int) -> None:
         """Drop the boundaries of an execution that has ended (shared ones stay)."""
         self._own.pop(execution, None)

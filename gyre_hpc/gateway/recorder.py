@@ -319,6 +319,7 @@ class Recorder:
         if silent is not None:
             live.delivered.pop(request.digest, None)  # if the new call breaks, the next one is new again
             self._store.append(replace(silent, fate=Fate.SUPERSEDED))
+            self._index.drop(live.execution, Match(0, silent.sampled, asked.prompt))  # no history goes on behind it
         self._store.append(Intent(call, live.execution, node, asked.verdict.role, request.digest))
         self._store.append(asked.boundary(live.execution, call, node, len(request.conversation.messages)))
         if asked.verdict.difference in UNEXPLAINED:

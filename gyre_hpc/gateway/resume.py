@@ -66,9 +66,10 @@ def _read_boundaries(forest: Forest, execution: int, past: Past) -> None:
                 past.history.note(asked[boundary.call])
             else:
                 past.history.delivered(Answered.of(boundary, asked[boundary.call]))
-                past.places.append(Match(boundary.depth, boundary.node, boundary.digest))
                 answered.add(boundary.call)
                 end = forest.call_ends[boundary.call]
+                if end.fate is not Fate.SUPERSEDED:
+                    past.places.append(Match(boundary.depth, boundary.node, boundary.digest))
                 if boundary.digest == asked[boundary.call].prompt and end.fate is Fate.DELIVERED:
                     past.silent[forest.intents[boundary.call].digest] = end
         except (ValueError, TypeError, KeyError) as error:  # written by another version: the turn is taken for new text

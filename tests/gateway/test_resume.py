@@ -152,6 +152,21 @@ async def test_an_answer_whose_place_was_not_written_down_is_superseded_by_its_r
         ]
 
 
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_no_history_goes_on_behind_a_superseded_answer(made: Bench, restarted: bool) -> None:
+    """The harness leaves out the answer that it got last: the one before, which it never took, is not put in its place."""
+    for reply in ("<think>nothing to say</think>", "yes"):
+        await ask(made, say("go"), reply)
+    async with after_a_kill(made) as new:
+        new.recorder.resume(0)
+        chosen = new if restarted else made
+        await ask(chosen, [*say("go"), *say("more")])
+        tree = chosen.tree()
+        silent, _, last = tree.calls.values()
+        assert silent.fate is Fate.SUPERSEDED
+        assert silent.sampled not in tree.path(last.prompt)
+
+
 async def test_judgements_are_those_of_the_process_before(made: Bench) -> None:
     history = await ask(made, say("go"), "first")
     summarised: Messages = [*history, {"role": "user", "content": COMPACT}]

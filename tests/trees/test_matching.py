@@ -35,6 +35,20 @@ def test_the_boundary_recorded_last_wins():
     assert index.match(0, b"h", [b"u", b"a", b"next"]).node == 9
 
 
+def test_a_dropped_boundary_is_found_no_more_unless_another_one_took_its_place():
+    index = MessageIndex()
+    start = index.match(0, b"h", [])
+    first = index.add(0, start, [b"u"], node=5)
+    index.drop(1, first)
+    assert index.match(0, b"h", [b"u"]) == first
+    index.drop(0, first)
+    index.drop(0, first)
+    assert index.match(0, b"h", [b"u"]).node == -1
+    second = index.add(0, start, [b"u"], node=9)
+    index.drop(0, first)
+    assert index.match(0, b"h", [b"u"]) == second
+
+
 def test_executions_see_their_own_and_shared_boundaries_only():
     index = MessageIndex()
     head = index.add(0, index.match(0, b"h", []), [], node=0, shared=True)
