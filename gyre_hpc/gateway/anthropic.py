@@ -123,6 +123,7 @@ class Messages:
     """The endpoint of the dialect."""
 
     path = "/v1/messages"
+    spent = 400
 
     def ask(self, raw: bytes, headers: Mapping[str, str], model: str, memory: Memory | None = None) -> Asked:
         """See Dialect."""

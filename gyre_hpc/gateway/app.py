@@ -195,6 +195,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         log.exception("%s %s", request.method, resource.canonical if resource else "?")
         status, text, cause = 500, f"{type(error).__name__}: {error}", error
     spoken = next((dialect for dialect in DIALECTS if request.path.endswith(dialect.path)), DIALECTS[0])
+    status = spoken.spent if isinstance(cause, Spent) else status
     headers = {"x-should-retry": "false"} if status in FINAL or isinstance(cause, Spent) else None
     return web.Response(status=status, body=spoken.error_body(status, text, cause), content_type="application/json", headers=headers)
 

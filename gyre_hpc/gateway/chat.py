@@ -57,6 +57,8 @@ class ChatCompletions:
     """The endpoint of the dialect."""
 
     path = "/v1/chat/completions"
+    spent = 404
+    """What is answered with 400, 403 or 410 mini-swe-agent repeats for minutes; of 404 it knows, as the others do, that it is final."""
 
     def ask(self, raw: bytes, headers: Mapping[str, str], model: str, memory: Memory | None = None) -> Asked:
         """See Dialect."""

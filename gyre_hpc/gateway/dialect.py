@@ -60,10 +60,13 @@ class Asked:
 
 
 class Dialect(Protocol):
-    """One endpoint. `path`: behind the secret, beginning with a slash."""
+    """One endpoint. `path`: behind the secret, beginning with a slash; `spent`: the status at which its clients stop, for a cap."""
 
     @property
     def path(self) -> str: ...
+
+    @property
+    def spent(self) -> int: ...
 
     def ask(self, raw: bytes, headers: Mapping[str, str], model: str, memory: Memory | None = None) -> Asked:
         """Read a request; `model`: the name to answer with when it names none; `memory`: of its execution. Raises BadRequest."""

@@ -54,6 +54,7 @@ class Responses:
     """The endpoint of the dialect."""
 
     path = "/v1/responses"
+    spent = 400
 
     def ask(self, raw: bytes, headers: Mapping[str, str], model: str, memory: Memory | None = None) -> Asked:
         """See Dialect."""

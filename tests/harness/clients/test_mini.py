@@ -76,3 +76,15 @@ async def test_a_full_window_ends_it(tmp_path: Path, renderer: TurnRenderer) -> 
         assert ran.code is not None
         assert "maximum context length" in ran.output
         made.exact(ran)
+
+
+async def test_the_cap_of_calls_ends_it(tmp_path: Path, renderer: TurnRenderer) -> None:
+    """A refusal that repeating does not change: it stops, and says why."""
+    async with MINI.bench(tmp_path, renderer, {"gateway": {"max_calls": 3}}) as made:
+        made.script.on("main", says("[task-1]"), *map(MINI.add, range(3)), spare=2)
+        ran = await made.run(scenarios.TASK)
+        assert ran.code is not None
+        assert "all it may make" in ran.output
+        assert ran.file("out.txt").split() == ["0", "1", "2"][: len(made.script.of("main"))]
+        made.exact(ran, ("clean", "side-query"))
+        assert len(made.requests) < 8
