@@ -130,7 +130,7 @@ class Gateway:
         api = self._make_api(parts)
         harness = HarnessApi(recorder, parts.ledger, MODEL_NAME, self.config.gateway.ping)
         app = build_app(harness, api.routes(), self.config.gateway.max_body_mb << 20)
-        async with listening(app, self._host, self.config.gateway.port, self.paths.root) as address:
+        async with contextlib.aclosing(router), listening(app, self._host, self.config.gateway.port, self.paths.root) as address:
             log.info("listening on %s and %s", address.url, address.socket)
             await self._begun(parts, address)
             beside = [asyncio.create_task(chore) for chore in (self._seal_now_and_then(store, parts.ledger), *self._chores(parts))]

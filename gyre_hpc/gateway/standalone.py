@@ -26,6 +26,7 @@ import uvloop
 
 from gyre_hpc.config import Config
 from gyre_hpc.controller.live import LiveFile
+from gyre_hpc.driver.disk import check_running, check_start
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.driver.runlock import RENEW, RunLock
 from gyre_hpc.engines.probe import Wanted, examine
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 PROMPT = "The quick brown fox jumps over the lazy dog."
 """What the servers are asked for a few tokens of, before anything else."""
 Say = Callable[[str], None]
+PATIENCE = 3.0
+"""Seconds without a word while servers are looked at."""
 
 
 class Standalone(Gateway):
@@ -101,7 +104,11 @@ class Standalone(Gateway):
         """A server may take its time to come up; a signal ends the wait."""
         task, stop = asyncio.create_task(looking), asyncio.create_task(self._stop.wait())
         try:
-            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([task, stop], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                servers, deadline = ", ".join(self.config.upstream.urls), self.config.deadlines.start
+                self._say(f"waiting for {servers}, up to {deadline:g} s each (deadlines.start); Ctrl-C ends it")
+                await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise Resumable("stopped before the servers answered", "the same command goes on")
@@ -250,6 +257,7 @@ def run_gateway(config: Config, host: str | None = None, keys: Sequence[str] = (
     """Serve until a signal. Returns the exit code; raises GyreError for what stops it."""
     check_upstream(config)
     paths = prepare(config, alone=True)
+    check_start(paths.root, config.run.min_free_mb)
     attempt = 1 + sum(event["kind"] == "run.start" for event in read_events(paths.events))
     events, began = EventLog(paths.events), time.monotonic()
     with RunLock(paths.lock) as lock, _logging(paths, attempt):
@@ -285,7 +293,10 @@ async def _serve(
         gateway = Standalone(paths, attempt, config, host, keys, harness, screen.say)
         if (host or config.gateway.host) not in ("127.0.0.1", "localhost", "::1"):
             screen.say("warning: other machines can reach this gateway; secrets travel unencrypted")
-        beside = [asyncio.create_task(_renew(lock)), asyncio.create_task(screen.follow(lambda: gateway.counts))]
+        beside = [
+            asyncio.create_task(_renew(lock, paths.root, config.run.min_free_mb)),
+            asyncio.create_task(screen.follow(lambda: gateway.counts)),
+        ]
         serving = asyncio.create_task(gateway.run())
         try:
             done, _ = await asyncio.wait([serving, *beside], return_when=asyncio.FIRST_COMPLETED)
@@ -300,9 +311,13 @@ async def _serve(
         serving.result()
 
 
-async def _renew(lock: RunLock) -> None:
+async def _renew(lock: RunLock, root: Path, needed: int) -> None:
+    """Show that we live, and see that there is room."""
     while True:
         await asyncio.sleep(RENEW)
+        full = check_running(root, needed)
+        if full is not None:
+            raise full
         try:
             lock.renew()
         except OSError as error:

@@ -323,13 +323,25 @@ async def test_a_full_disk_ends_it_with_one_line_and_the_same_command_goes_on(co
         assert [row["execution"] for row in await running.api("/api/executions")] == [item["execution"]]
 
 
+async def test_a_port_that_is_taken_and_a_disk_without_room_are_one_line(config: Path, server: Endpoint) -> None:
+    taken = server.url.split(":")[2].split("/")[0]
+    for override, code, line in (
+        (f"gateway.port={taken}", 1, f"gyre: gateway: gateway.host = 127.0.0.1, gateway.port = {taken}:"),
+        ("run.min_free_mb=1000000000000", 75, f"gyre: {config.parent / 'run'}: "),
+    ):
+        process = await asyncio.create_subprocess_exec(*command(config, override), stderr=asyncio.subprocess.PIPE)
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+        assert (process.returncode, len(err.decode().splitlines())) == (code, 1), err.decode()
+        assert err.decode().startswith(line)
+
+
 async def test_a_signal_ends_the_wait_for_a_server(config: Path) -> None:
     more = ("upstream.urls=['http://127.0.0.1:9/v1']", "deadlines.start=600")
-    process = await asyncio.create_subprocess_exec(*command(config, *more), stderr=asyncio.subprocess.PIPE)
-    log = RunPaths(config.parent / "run").attempt_logs(1) / "gateway.log"
-    async with asyncio.timeout(60):
-        while not log.exists() or "looking at" not in log.read_text():
-            await asyncio.sleep(0.05)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command(config, *more), stdout=pipe, stderr=pipe)
+    assert process.stdout is not None
+    told = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    assert told.strip() == "waiting for http://127.0.0.1:9/v1, up to 600 s each (deadlines.start); Ctrl-C ends it"
     process.send_signal(signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 75
