@@ -22,7 +22,7 @@ from trees.codec import Header, decode
 from trees.errors import Damaged, Missing, StoreError
 from trees.forest import Forest
 from trees.ids import Ids
-from trees.journal import Scan, journal_name, newest_journal
+from trees.journal import Scan, damage_after, journal_name, newest_journal
 from trees.records import Execution, ExecutionEnd, Group
 from trees.sealed import Segment, catalogued
 from trees.shelf import Shelf
@@ -71,6 +71,21 @@ class StoreReader:
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
                     raise
         raise StoreError(f"{self.directory}: the journal was replaced {_TRIES} times while it was opened", "try again")
+
+    def check(self) -> None:
+        """Damaged: commits stand in the journal behind bytes that can't be read, so this view lacks them. Works while it is written."""
+        for _ in range(_TRIES):
+            scan = self._scan
+            later = None if scan is None else damage_after(scan.fd, scan.offset, scan.seq)
+            if scan is None or later is None or self.header is None:
+                return
+            seen = (self.header.generation, scan.offset)
+            self.refresh()  # whoever writes had finished what was half there before it wrote what stands behind
+            if self._scan is not None and (self.header.generation, self._scan.offset) == seen:
+                path = self.directory / journal_name(seen[0])
+                raise Damaged(
+                    f"{path} is damaged at byte {seen[1]}: a good frame follows at byte {later}", "gyre trees repair keeps what can be read"
+                )
 
     # -- what there is --------------------------------------------------------------------------------------------------------
     @property

@@ -24,6 +24,7 @@ def stats(path: Path) -> dict[str, Any]:
     """Counts of the store at `path` (a store or a run directory). StoreError if there is none."""
     directory = locate(path)
     with StoreReader(directory) as reader:
+        reader.check()
         totals: Counter[str] = Counter()
         differences: Counter[str] = Counter()
         fates: Counter[str] = Counter()
@@ -58,6 +59,7 @@ def stats(path: Path) -> dict[str, Any]:
 def ls(path: Path) -> list[dict[str, Any]]:
     """One row for each execution, by id."""
     with StoreReader(locate(path)) as reader:
+        reader.check()
         return [_row(reader.tree(execution, tokens=False)) for execution in reader.executions()]
 
 
@@ -65,6 +67,7 @@ def differences(path: Path) -> list[dict[str, Any]]:
     """One row for each execution, by id: its calls by how they related to what was recorded, and `open` ones, of which no end was."""
     rows = []
     with StoreReader(locate(path)) as reader:
+        reader.check()
         for execution in reader.executions():
             tree = reader.tree(execution, tokens=False)
             counts = Counter(call.difference if call.fate is not None else "open" for call in tree.calls.values())
@@ -77,6 +80,7 @@ def differences(path: Path) -> list[dict[str, Any]]:
 def show(path: Path, execution: int) -> dict[str, Any]:
     """One execution: its row, its nodes (with path lengths) and calls. KeyError if there is no such execution."""
     with StoreReader(locate(path)) as reader:
+        reader.check()
         tree = reader.tree(execution, tokens=False)
     nodes = [
         {

@@ -48,6 +48,7 @@ def export(folder: Path, out: Path, options: Options) -> dict[str, Any]:
     """Write the trees of a run or a store to `out`. Returns what was done, for --json. ConfigError: can't be done."""
     _check(options)
     with user_errors(), StoreReader(locate(folder)) as reader:
+        reader.check()
         if options.form is Format.ATIF:
             found = _atif(reader, folder, out, options)
         elif options.form is Format.PARQUET:

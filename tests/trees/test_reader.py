@@ -135,3 +135,25 @@ def test_a_store_of_the_first_schema_is_read_and_goes_on(tmp_path):
         assert [entry.digest == "" for entry in reader.header.segments] == [True, True, False]
         assert reader.header.provenance == {"run": "old"}
     assert verify(tmp_path) == []
+
+
+def test_damage_in_the_middle_of_the_journal_is_said_and_a_half_written_end_is_none(tmp_path):
+    with StoreWriter(tmp_path) as writer, StoreReader(tmp_path) as reader:
+        begin(writer)
+        writer.commit()
+        reader.refresh()
+        (journal,) = tmp_path.glob("journal-*")
+        at = len(journal.read_bytes().rstrip(b"\0")) + 40
+        for number in range(2):
+            writer.context_node(-1, np.arange(100) + number, 0, -1, Role.MAIN)
+            writer.commit()
+            reader.check()  # a view that is behind is sound
+    data = bytearray(journal.read_bytes())
+    data[at] ^= 255
+    journal.write_bytes(data)
+    with StoreReader(tmp_path) as reader, pytest.raises(StoreError, match="a good frame follows"):
+        reader.check()
+    with pytest.raises(StoreError, match="is damaged at byte"):
+        stats(tmp_path)
+    journal.write_bytes(data[: at + 1])
+    assert stats(tmp_path)["nodes"] == 0  # torn: nothing follows
