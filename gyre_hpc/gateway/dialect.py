@@ -114,7 +114,7 @@ def sayable(make: Callable[[], Conversation]) -> Conversation:
     """What `make` makes; BadRequest where it has no canonical form: that is found here, not where it would be an error of ours."""
     try:
         made = make()
-        _ = made.key
+        _ = made.head.key, [message.key for message in made.messages]  # not `digests`: their beginning may be known in a moment
     except (RecursionError, orjson.JSONEncodeError):
         raise BadRequest("the body is nested too deeply") from None
     return made
