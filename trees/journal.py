@@ -215,7 +215,7 @@ class JournalWriter:
         if later is not None:
             raise Damaged(
                 f"{self.path} is damaged at byte {scan.offset}: a good frame follows at byte {later}",
-                "restore this file from a copy; nothing was changed",
+                "restore this file from a copy, or run gyre trees repair; nothing was changed",
             )
         if os.fstat(self._fd).st_size > scan.offset:
             os.ftruncate(self._fd, scan.offset)

@@ -70,8 +70,15 @@ class Foreign:
         return Foreign(settings, window, folder, program, tuple(mounted))
 
     async def check(self, scratch: Path) -> str:
-        """Its version, asked of it in a box. Raises GyreError with what it said instead."""
-        version = KINDS[self.settings.kind].version
+        """Its version, asked of it in a box. Raises GyreError with what it said instead, ConfigError where its prompt has no room."""
+        kind = KINDS[self.settings.kind]
+        if self.window < kind.prompt + self.settings.max_tokens:
+            raise ConfigError(
+                f"model.window = {self.window} has no room for {self.settings.kind}: its own prompt has about {kind.prompt} tokens, "
+                f"an answer up to harness.max_tokens = {self.settings.max_tokens}",
+                "a window of 64000 or more, and a model that was made for it",
+            )
+        version = kind.version
         if not version:
             return self.settings.argv[0]
         limits = self.limits(sandbox.Limits(processes=self.settings.processes, memory=self.settings.memory_mb << 20))

@@ -39,12 +39,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class Kind:
-    """One client. `programs`: glob patterns below `harness.path`, the first that is there is it; `node`: run by node."""
+    """One client. `programs`: glob patterns below `harness.path`, the first that is there is it; `node`: run by node.
+
+    `prompt`: tokens that its own first prompt has, about; measured with Qwen's vocabulary, 0 where nothing is known.
+    """
 
     programs: tuple[str, ...]
     launch: Callable[[Told], Launch]
     node: bool = False
     version: tuple[str, ...] = ("--version",)
+    prompt: int = 0
 
 
 def claude_code(told: Told) -> Launch:
@@ -148,7 +152,7 @@ def _openai(told: Told) -> dict[str, str]:
 
 
 KINDS: Mapping[str, Kind] = {
-    "claude-code": Kind(("node_modules/@anthropic-ai/claude-code-*/claude", "bin/claude", "claude"), claude_code),
+    "claude-code": Kind(("node_modules/@anthropic-ai/claude-code-*/claude", "bin/claude", "claude"), claude_code, prompt=20_000),
     "codex": Kind(
         ("node_modules/@openai/codex-*/vendor/*/bin/codex", "node_modules/@openai/codex-*/vendor/*/codex/codex", "bin/codex", "codex"),
         codex,

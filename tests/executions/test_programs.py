@@ -56,12 +56,12 @@ def installation(folder: Path) -> Path:
 
 async def test_a_client_is_found_and_tells_its_version(tmp_path: Path) -> None:
     harness = {"kind": "claude-code", "path": str(installation(tmp_path / "i")), "argv": ["--more", "{instruction}!"], "env": {"A": "b"}}
-    program = programs.build(tmp_path, check({"harness": harness, "model": {"window": 5000}}, "test"))
+    program = programs.build(tmp_path, check({"harness": harness, "model": {"window": 50_000}}, "test"))
     assert not program.bundled
     assert await program.check(tmp_path) == "9.9.9"
     start = program.start(tmp_path / "g.sock", "s3cret", 1, "policy", "task")
     assert list(start.argv[-2:]) == ["--more", "task!"]
-    assert (start.env["A"], start.env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ("b", "5000")
+    assert (start.env["A"], start.env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ("b", "50000")
     assert start.env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9747/x/s3cret"
     assert not any(mount.writable for mount in start.mounts)
     assert str(tmp_path / "i") in {mount.target for mount in start.mounts}
@@ -72,16 +72,25 @@ async def test_a_client_behind_a_link_is_there_by_both_names(tmp_path: Path) -> 
     (tmp_path / "link").symlink_to(tmp_path / "real")
     named = str(program).replace("/real/", "/link/")
     program.write_text(f"#!/bin/sh\ntest -x {named} && echo by both names\n")
-    built = programs.build(tmp_path, check({"harness": {"kind": "claude-code", "path": str(tmp_path / "link")}}, "test"))
+    harness = {"kind": "claude-code", "path": str(tmp_path / "link")}
+    built = programs.build(tmp_path, check({"harness": harness, "model": {"window": 50_000}}, "test"))
     assert await built.check(tmp_path) == "by both names"
 
 
 async def test_a_client_that_does_not_start_is_named(tmp_path: Path) -> None:
     program = installation(tmp_path) / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
     program.write_text("#!/bin/sh\necho no such library; exit 3\n")
-    built = programs.build(tmp_path, check({"harness": {"kind": "claude-code", "path": str(program)}}, "test"))
+    harness = {"kind": "claude-code", "path": str(program)}
+    built = programs.build(tmp_path, check({"harness": harness, "model": {"window": 50_000}}, "test"))
     with pytest.raises(GyreError, match="claude does not start in a box: no such library"):
         await built.check(tmp_path)
+
+
+async def test_a_window_without_room_for_the_clients_own_prompt_is_refused(tmp_path: Path) -> None:
+    installation(tmp_path)
+    sections = {"harness": {"kind": "claude-code", "path": str(tmp_path), "max_tokens": 4096}, "model": {"window": 24_000}}
+    with pytest.raises(ConfigError, match=r"model.window = 24000 has no room for claude-code.*a window of 64000 or more"):
+        await programs.build(tmp_path, check(sections, "test")).check(tmp_path)
 
 
 @pytest.mark.parametrize(
