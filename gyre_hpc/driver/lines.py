@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 QUIET = frozenset({"execution.end", "run.end"})
+LOST = "execution.lost"
 
 
 def describe(event: dict[str, Any]) -> str | None:
@@ -34,14 +36,22 @@ def describe(event: dict[str, Any]) -> str | None:
 
 
 def printer(say: Callable[[str], None]) -> Callable[[list[dict[str, Any]]], None]:
-    """Says each event's line with seconds since the printer was made in front."""
+    """Says each event's line, seconds since the printer was made in front. Of executions that were lost together (a restart) it says one."""
     begun = time.time()
 
     def show(events: list[dict[str, Any]]) -> None:
+        lost: Counter[str] = Counter()
         for event in events:
             line = describe(event)
+            if event["kind"] == LOST:
+                reason = str(event.get("reason"))
+                lost[reason] += 1
+                line = line if lost[reason] == 1 else None
             if line is not None:
                 say(f"[{event['t'] - begun:7.1f}] {line}")
+        for reason, count in lost.items():
+            if count > 1:
+                say(f"[{events[-1]['t'] - begun:7.1f}] {LOST} reason={reason}: {count - 1} more")
 
     return show
 

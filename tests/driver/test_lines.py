@@ -62,3 +62,14 @@ def test_the_verdict_on_an_mpi_step_that_said_nothing(tmp_path: Path, log: str, 
     process = subprocess.Popen(["sh", "-c", f"exit {status}"])
     process.wait()
     assert verdict(Child(MPI_STEP, process, path, 1), tmp_path).what == f"{words}; log: {path}"
+
+
+def test_of_executions_that_are_lost_together_one_is_told_and_the_others_are_counted() -> None:
+    said: list[str] = []
+    lost = [{"seq": i, "t": 0.0, "kind": "execution.lost", "execution": i, "reason": "restart"} for i in range(128)]
+    printer(said.append)([*lost, {**lost[0], "reason": "node"}])
+    assert [line.split("] ")[1] for line in said] == [
+        "execution.lost execution=0 reason=restart",
+        "execution.lost execution=0 reason=node",
+        "execution.lost reason=restart: 127 more",
+    ]
