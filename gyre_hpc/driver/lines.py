@@ -36,7 +36,7 @@ def describe(event: dict[str, Any]) -> str | None:
 
 
 def printer(say: Callable[[str], None]) -> Callable[[list[dict[str, Any]]], None]:
-    """Says each event's line, seconds since the printer was made in front. Of executions that were lost together (a restart) it says one."""
+    """Says each event's line, seconds since the printer was made in front. Of executions that were lost at once (a restart) it says one."""
     begun = time.time()
 
     def show(events: list[dict[str, Any]]) -> None:
