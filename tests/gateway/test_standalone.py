@@ -36,6 +36,7 @@ from tests.gateway.fakes import tool_call
 from trees.records import Fate, Group
 from trees.store import StoreReader, StoreWriter
 
+pytestmark = pytest.mark.job
 BASH: Any = {"name": "bash", "description": "run", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
 GO: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
 

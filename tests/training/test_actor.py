@@ -257,6 +257,7 @@ def weights(run: Path, rank: int) -> NDArray[np.float32]:
     return loaded
 
 
+@pytest.mark.job
 def test_two_core_ranks_step_like_one(core: Core, cells: Path) -> None:
     first = weights(cells / "straight", 0)
     assert np.array_equal(first, weights(cells / "straight", 1))
