@@ -100,6 +100,7 @@ def by_secret(fake: FakeGateway) -> str:
     return fake.seen[-1].path.split("/")[2]
 
 
+@pytest.mark.job
 async def test_every_ending(tmp_path: Path) -> None:
     """One supervisor, all endings at once: each is reported once, by its rule."""
     task = write_task(tmp_path / "task")

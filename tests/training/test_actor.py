@@ -273,6 +273,7 @@ def test_two_core_ranks_step_like_one(core: Core, cells: Path) -> None:
     assert np.abs(first - core.snapshot()).max() < 1e-4
 
 
+@pytest.mark.job
 def test_two_core_ranks_resume_bit_equal(cells: Path) -> None:
     for rank in range(2):
         assert np.array_equal(weights(cells / "resumed", rank), weights(cells / "straight", 0))
