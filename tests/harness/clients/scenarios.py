@@ -145,3 +145,22 @@ async def roles_are_transferred_in_mid_stream(client: Client, made: Bench) -> No
     assert mains(made, ran) == ["clean"] * 4
     (twice,) = set(made.engines[0].served) & set(made.engines[1].served)
     assert made.script.said[twice].reply is moved
+
+
+async def a_cut_answer_ends_the_task(client: Client, made: Bench) -> None:
+    """An answer that max_tokens cut is the end of the work for it; what was cut is recorded."""
+    made.script.on("main", says("[task-1]"), client.add(1), Reply("A text that is cut he", cut=True))
+    ran = await made.run(TASK)
+    assert (ran.code, ran.file("out.txt").split()) == (0, ["1"])
+    made.exact(ran, ("clean", "side-query"))
+
+
+async def the_cap_of_calls_ends_it(client: Client, made: Bench) -> None:
+    """A refusal that repeating does not change: it stops, and says why. The bench's `gateway.max_calls` is 3."""
+    made.script.on("main", says("[task-1]"), *map(client.add, range(3)), spare=2)
+    ran = await made.run(TASK)
+    assert ran.code == 1
+    assert "all it may make" in ran.output
+    assert ran.file("out.txt").split() == ["0", "1", "2"][: len(made.script.of("main"))]
+    made.exact(ran, ("clean", "side-query"))
+    assert len(made.requests) < 8

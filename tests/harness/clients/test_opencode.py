@@ -117,20 +117,10 @@ async def test_an_answer_without_anything_ends_the_task(tmp_path: Path, renderer
 async def test_a_max_tokens_stop_ends_the_task(tmp_path: Path, renderer: TurnRenderer) -> None:
     async with OPENCODE.bench(tmp_path, renderer) as made:
         title(made)
-        made.script.on("main", says("[task-1]"), OPENCODE.add(1), Reply("A text that is cut he", cut=True))
-        ran = await made.run(scenarios.TASK)
-        assert (ran.code, ran.file("out.txt").split()) == (0, ["1"])
-        made.exact(ran, ("clean", "side-query"))
+        await scenarios.a_cut_answer_ends_the_task(OPENCODE, made)
 
 
 async def test_the_cap_of_calls_ends_it(tmp_path: Path, renderer: TurnRenderer) -> None:
-    """A refusal that repeating does not change: it stops, and says why."""
     async with OPENCODE.bench(tmp_path, renderer, {"gateway": {"max_calls": 3}}) as made:
         title(made)
-        made.script.on("main", says("[task-1]"), *map(OPENCODE.add, range(3)), spare=2)
-        ran = await made.run(scenarios.TASK)
-        assert ran.code == 1
-        assert "all it may make" in ran.output
-        assert ran.file("out.txt").split() == ["0", "1", "2"][: len(made.script.of("main"))]
-        made.exact(ran, ("clean", "side-query"))
-        assert len(made.requests) < 8
+        await scenarios.the_cap_of_calls_ends_it(OPENCODE, made)

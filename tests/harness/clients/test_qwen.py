@@ -118,20 +118,10 @@ async def test_an_answer_without_anything_is_asked_for_again(tmp_path: Path, ren
 async def test_max_tokens_stop(tmp_path: Path, renderer: TurnRenderer) -> None:
     async with QWEN.bench(tmp_path, renderer) as made:
         looks_back(made)
-        made.script.on("main", says("[task-1]"), QWEN.add(1), Reply("A text that is cut he", cut=True))
-        ran = await made.run(scenarios.TASK)
-        assert (ran.code, ran.file("out.txt").split()) == (0, ["1"])
-        made.exact(ran, ("clean", "side-query"))
+        await scenarios.a_cut_answer_ends_the_task(QWEN, made)
 
 
 async def test_the_cap_of_calls_ends_it(tmp_path: Path, renderer: TurnRenderer) -> None:
-    """A refusal that repeating does not change: it stops, and says why."""
     async with QWEN.bench(tmp_path, renderer, {"gateway": {"max_calls": 3}}) as made:
         looks_back(made)
-        made.script.on("main", says("[task-1]"), *map(QWEN.add, range(3)), spare=2)
-        ran = await made.run(scenarios.TASK)
-        assert ran.code == 1
-        assert "all it may make" in ran.output
-        assert ran.file("out.txt").split() == ["0", "1", "2"][: len(made.script.of("main"))]
-        made.exact(ran, ("clean", "side-query"))
-        assert len(made.requests) < 8
+        await scenarios.the_cap_of_calls_ends_it(QWEN, made)
