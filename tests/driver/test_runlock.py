@@ -51,8 +51,8 @@ def test_the_lock_of_a_dead_process_is_taken_over(path: Path) -> None:
 
 def test_a_reused_pid_is_not_taken_for_the_holder(path: Path) -> None:
     write(path, replace(RunLock(path).me, started=1.0, token="old"))
-    with RunLock(path):
-        pass
+    with RunLock(path) as lock:
+        assert runlock.read_holder(path) == lock.me
 
 
 def test_another_host_counts_as_alive_until_it_is_silent_by_the_file_systems_clock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,15 +61,15 @@ def test_another_host_counts_as_alive_until_it_is_silent_by_the_file_systems_clo
         RunLock(path).__enter__()
     then = path.stat().st_mtime - runlock.STALE - 1
     os.utime(path, (then, then))
-    with RunLock(path):
-        pass
+    with RunLock(path) as lock:
+        assert runlock.read_holder(path) == lock.me
 
 
 def test_a_requeued_job_takes_over_from_its_own_earlier_attempt_on_another_node(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     write(path, elsewhere("7"))
-    with RunLock(path):
-        pass
+    with RunLock(path) as lock:
+        assert runlock.read_holder(path) == lock.me
 
 
 @pytest.mark.parametrize(("state", "stale"), [("RUNNING", False), ("COMPLETED", True)])
@@ -82,8 +82,8 @@ def test_slurm_is_asked_about_another_job(path: Path, monkeypatch: pytest.Monkey
 
 def test_a_broken_lock_file_is_taken_over(path: Path) -> None:
     path.write_text("")
-    with RunLock(path):
-        pass
+    with RunLock(path) as lock:
+        assert runlock.read_holder(path) == lock.me
 
 
 def test_a_driver_that_lost_its_lock_must_stop(path: Path) -> None:
