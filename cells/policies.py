@@ -65,11 +65,11 @@ class AsyncPolicy(Policy):
         return super()._dispatch(groups) if self._settled else []
 
     def _advance(self) -> list[Decision]:
-        if self._settled or self.roles.moving is not None:
+        if self._settled or self._moves.moving:
             return super()._advance()
         cell = self.roles.prefix
-        if cell < self.schedule.training_cells and cell not in self._refused:
-            return self._transfer(cell, Role.TRAINING)
+        if cell < self.schedule.training_cells and not self._moves.refused(cell):
+            return self._moves.begin(cell, Role.TRAINING)
         self._settled = True
         target = boundary_target(self.schedule, self.step) - self.outstanding
         return self._dispatch(target) + super()._advance()

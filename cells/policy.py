@@ -17,7 +17,6 @@ Choices where the design is silent:
 - a cell that may join does so before the step is closed: at the scale that matters a transfer is short against a step. With
   `join_late` the step also stays open until its work is claimed, so that a cell which comes free meanwhile still helps; nobody joins the
   last step of a burst for nothing. The simulator says what that is worth (docs/simulation.md);
-- a transfer that failed is tried again, except a satellite on its way to training: the prefix just stays shorter for this burst;
 - a skipped group is replaced at once as far as rollout can hold the replacement. When it can't (all cells are in training), the open
   step is closed short, or, with nothing fed, the burst ends early: returning a cell in mid-burst would break the rule above.
 """
@@ -42,29 +41,22 @@ from cells.events import (
     GroupComplete,
     GroupDispatched,
     GroupFrontier,
-    Mode,
     Publish,
     Published,
     Role,
     Schedule,
     StepDone,
-    Transfer,
     TransferDone,
     TransferFailed,
 )
+from cells.moves import Moves
+from cells.openstep import OpenStep
 from cells.roles import Roles
+from cells.schedule import ScheduleStuck, check_schedule
 from cells.waterlevel import groups_that_fit, rollout_capacity
-
-TRANSFER_ATTEMPTS = 3
-"""A transfer that fails this often in a row can't be expected to succeed."""
-
 
 SKIPPED_BATCHES = 4
 """So many batches' worth of groups in a row (16 groups at least) without one valid execution can't be bad luck."""
-
-
-class ScheduleStuck(Exception):
-    """Going on would never end: the same transfer fails again and again, or no group has a valid execution any more."""
 
 
 class Phase(Enum):
@@ -101,23 +93,14 @@ class Policy(ABC):
         self.skipped_in_a_row = 0
         """Complete groups since the last one with a valid execution: many of them mean that something outside is broken."""
         self.phase = Phase.NEW
-        self.roles = Roles.all_rollout(len(schedule.capacity))
         self._backlog = Backlog(Consumed(saved.get("consumed_below", 0), saved.get("consumed", ())))
-        self._fed: dict[int, None] = {}
-        """Groups fed to the open step, in that order."""
-        self._claimed = 0
-        """Groups of the open step whose work is claimed."""
+        self._moves = Moves(len(schedule.capacity))
+        self._step = OpenStep(schedule.groups_per_step)
         self._open = False
         """Whether training of this burst may begin (`_begins`); stays true to the burst's end."""
         self._asked = 0
         """Groups of Dispatch decisions that were not answered yet."""
         self._burst_end: int = self.step
-        self._returning = False
-        self._stays = 0
-        """Cells of the last burst that stay in training."""
-        self._refused: set[int] = set()
-        """Satellites whose transfer to training failed in this burst."""
-        self._failures = 0
 
     # -- the caller's side --------------------------------------------------------------------------------------------------------
 
@@ -150,7 +133,7 @@ class Policy(ABC):
         While a step is closing it counts as done, with its groups: the checkpoint holds the weights after it.
         """
         closing = self.phase is Phase.CLOSING
-        consumed = self._backlog.consumed.with_groups(self._fed if closing else ())
+        consumed = self._backlog.consumed.with_groups(self._step.groups if closing else ())
         return {
             "step": self.step + closing,
             "burst": self.burst,
@@ -160,14 +143,19 @@ class Policy(ABC):
         }
 
     @property
+    def roles(self) -> Roles:
+        """What every cell does."""
+        return self._moves.roles
+
+    @property
     def current(self) -> tuple[int, ...]:
         """Groups fed to the open (or closing) step."""
-        return tuple(self._fed)
+        return self._step.groups
 
     @property
     def fed(self) -> int:
         """How many groups `current` has."""
-        return len(self._fed)
+        return len(self._step)
 
     @property
     def closes_burst(self) -> bool:
@@ -197,12 +185,12 @@ class Policy(ABC):
         return []
 
     def _on_finished(self, event: ExecutionFinished) -> list[Decision]:
-        if event.group not in self._fed:
+        if event.group not in self._step:
             self._backlog.finished(event.group)
         return []
 
     def _on_complete(self, event: GroupComplete) -> list[Decision]:
-        if event.group not in self._fed:
+        if event.group not in self._step:
             self._backlog.complete(event.group, event.valid)
             self.skipped_in_a_row = 0 if event.valid else self.skipped_in_a_row + self._skip_void()
             if self.skipped_in_a_row >= max(16, SKIPPED_BATCHES * self.schedule.groups_per_step):
@@ -212,28 +200,19 @@ class Policy(ABC):
         return []
 
     def _on_transferred(self, event: TransferDone) -> list[Decision]:
-        self.roles = self.roles.end(event.cell, event.to)
-        self._failures = 0
+        self._moves.done(event)
         return []
 
     def _on_transfer_failed(self, event: TransferFailed) -> list[Decision]:
-        self.roles = self.roles.end(event.cell, event.to, undone=True)
-        if event.to is Role.TRAINING and event.cell > 0:
-            self._refused.add(event.cell)
-            return []
-        self._failures += 1
-        if self._failures >= TRANSFER_ATTEMPTS:
-            raise ScheduleStuck(f"the transfer of cell {event.cell} to {event.to.value} failed {self._failures} times in a row")
+        self._moves.failed(event)
         return []
 
     def _on_step_done(self, event: StepDone) -> list[Decision]:
         if self.phase is not Phase.CLOSING or event.step != self.step + 1:
             raise ValueError(f"step {event.step} is done, but the phase is {self.phase.value} after step {self.step}")
         self.step += 1
-        for group in self._fed:
+        for group in self._step.done():
             self._backlog.consumed.add(group)
-        self._fed = {}
-        self._claimed = 0
         self.phase = Phase.BURST
         return self._publish() if self.step >= self._burst_end else []
 
@@ -248,7 +227,7 @@ class Policy(ABC):
 
     def _on_claimed(self, event: Claimed) -> list[Decision]:
         if event.step == self.step + 1:
-            self._claimed = max(self._claimed, event.groups)
+            self._step.claim(event.groups)
         return []
 
     # -- what a mode says -----------------------------------------------------------------------------------------------------------
@@ -277,31 +256,25 @@ class Policy(ABC):
     @property
     def _needed(self) -> int:
         """Groups that the burst has yet to be fed."""
-        return (self._burst_end - self.step) * self.schedule.groups_per_step - len(self._fed)
-
-    @property
-    def _full(self) -> bool:
-        return len(self._fed) >= self.schedule.groups_per_step
+        return (self._burst_end - self.step) * self.schedule.groups_per_step - len(self._step)
 
     def _begin_burst(self) -> list[Decision]:
         """The boundary: dispatch, and say which cells go back to rollout."""
         self.phase = Phase.BURST
         self.burst += 1
         self._burst_end = min(self.step + self.schedule.mu, self.schedule.steps)
-        self._refused = set()
+        self._moves.begin_burst()
         self._open = False
         decisions = self._dispatch(boundary_target(self.schedule, self.step) - self.outstanding)
-        self._stays = self._staying()
-        self._returning = self.roles.prefix > self._stays
+        self._moves.boundary(self._staying())
         return decisions
 
     def _advance(self) -> list[Decision]:
         if self.phase is not Phase.BURST:
             return []
-        # the end of the returns opens the step for feeding
-        self._returning = self._returning and (self.roles.moving is not None or self.roles.prefix > self._stays)
+        self._moves.settle()  # the end of the returns opens the step for feeding
         decisions = self._replace_skipped()
-        self._open = self._open or (not self._returning and self._begins())
+        self._open = self._open or (not self._moves.returning and self._begins())
         decisions += self._feed()
         return decisions + self._move_or_close()
 
@@ -314,8 +287,7 @@ class Policy(ABC):
     def _replace_skipped(self) -> list[Decision]:
         """Skipped groups may leave the burst short of work: ask for what is missing, as far as it fits."""
         missing = self._needed - self.outstanding
-        away = self.roles.prefix > 0 or self.roles.moving is not None
-        if missing > 0 and away:  # inside the training part of a burst
+        if missing > 0 and self._moves.away:  # inside the training part of a burst
             missing = min(missing, self._room())
         return self._dispatch(missing)
 
@@ -329,40 +301,40 @@ class Policy(ABC):
         return len(void)
 
     def _feed(self) -> list[Decision]:
-        if not self.roles.core_trains or self._returning or not self._open:
+        if not self.roles.core_trains or self._moves.returning or not self._open:
             return []
         decisions: list[Decision] = []
-        while not self._full:
+        while not self._step.full:
             state = self._backlog.oldest()
-            if state is None or holds_back(self._backlog, state, self.schedule, self.step, len(self._fed)):
+            if state is None or holds_back(self._backlog, state, self.schedule, self.step, len(self._step)):
                 break
             self._backlog.take(state.group)
-            self._fed[state.group] = None
+            self._step.feed(state.group)
             decisions.append(Feed(state.group))
         return decisions
 
     def _move_or_close(self) -> list[Decision]:
-        if self.roles.moving is not None:
+        if self._moves.moving:
             return []
-        if self._returning:
-            return self._transfer(self.roles.prefix - 1, Role.ROLLOUT)
+        if self._moves.returning:
+            return self._moves.begin(self.roles.prefix - 1, Role.ROLLOUT)
         if self._joins():
-            return self._transfer(self.roles.prefix, Role.TRAINING)
+            return self._moves.begin(self.roles.prefix, Role.TRAINING)
         return self._close_if_due() if self.roles.core_trains else []
 
     def _joins(self) -> bool:
         """Whether the next cell in order leaves rollout now."""
         cell = self.roles.prefix
-        if cell >= self.schedule.training_cells or cell in self._refused or not self._open:
+        if cell >= self.schedule.training_cells or self._moves.refused(cell) or not self._open:
             return False
-        if self.schedule.join_late and self.closes_burst and self._full and self._claimed >= len(self._fed):
+        if self.schedule.join_late and self.closes_burst and self._step.full and self._step.all_claimed:
             return False
         return self._may_leave(cell)
 
     def _close_if_due(self) -> list[Decision]:
         starved = self.outstanding == 0
-        if self._full or (starved and self._fed):
-            if self.schedule.join_late and self._claimed < len(self._fed):
+        if self._step.full or (starved and len(self._step)):
+            if self.schedule.join_late and not self._step.all_claimed:
                 return []
             self.phase = Phase.CLOSING
             return [CloseStep(self.step + 1)]
@@ -371,10 +343,6 @@ class Policy(ABC):
         if self.step > self.published:
             return self._publish()
         return self._begin_burst() + self._advance()
-
-    def _transfer(self, cell: int, to: Role) -> list[Decision]:
-        self.roles = self.roles.begin(cell, to)
-        return [Transfer(cell, to)]
 
     def _publish(self) -> list[Decision]:
         self.phase = Phase.PUBLISHING
@@ -391,21 +359,3 @@ _HANDLERS: dict[type, Callable[[Policy, Any], list[Decision]]] = {
     StepDone: Policy._on_step_done,
     Published: Policy._on_published,
 }
-
-
-def check_schedule(schedule: Schedule) -> None:
-    """ValueError with one line for a schedule that can't work."""
-    if not schedule.capacity or min(schedule.capacity) < 1 or schedule.standalone_capacity < 0:
-        raise ValueError(f"capacity {schedule.capacity}, standalone {schedule.standalone_capacity}: every cell needs at least one slot")
-    for name in ("groups_per_step", "group_size", "mu", "steps"):
-        if getattr(schedule, name) < 1:
-            raise ValueError(f"{name} = {getattr(schedule, name)}: must be 1 or more")
-    if schedule.phi < 0:
-        raise ValueError(f"phi = {schedule.phi}: must be 0 or more")
-    if not 1 <= schedule.training_cells <= len(schedule.capacity):
-        raise ValueError(f"trainers = {schedule.trainers}: must be 1 to {len(schedule.capacity)}, the number of cells")
-    if schedule.mode is Mode.ASYNC and schedule.capacity_from[schedule.training_cells] < 1:
-        raise ValueError("async needs cells that never train, or a standalone pool: nothing would be left for rollout")
-    bound = schedule.staleness_bound
-    if bound is not None and bound < schedule.mu - 1:
-        raise ValueError(f"staleness_bound = {bound}: a burst of mu = {schedule.mu} steps needs at least {schedule.mu - 1}")

@@ -26,8 +26,10 @@ from cells.events import (
     TransferDone,
     TransferFailed,
 )
+from cells.moves import TRANSFER_ATTEMPTS
 from cells.policies import AsyncPolicy, ColocatePolicy, ElasticPolicy, make_policy
-from cells.policy import TRANSFER_ATTEMPTS, Policy, ScheduleStuck
+from cells.policy import Policy
+from cells.schedule import ScheduleStuck
 
 ROLLOUT, TRAINING = Role.ROLLOUT, Role.TRAINING
 BASE = Schedule(capacity=(4, 4), groups_per_step=2, group_size=2, phi=0.0, mu=1, steps=2, standalone_capacity=2)

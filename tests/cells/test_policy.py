@@ -26,8 +26,9 @@ from cells.events import (
     TransferDone,
     TransferFailed,
 )
+from cells.moves import TRANSFER_ATTEMPTS
 from cells.policies import ElasticPolicy
-from cells.policy import TRANSFER_ATTEMPTS, ScheduleStuck
+from cells.schedule import ScheduleStuck
 from tests.cells.world import World
 
 ROLLOUT, TRAINING = Role.ROLLOUT, Role.TRAINING
