@@ -96,7 +96,9 @@ class HarnessSection(_Section):
     timeout: Seconds = 60.0
     overall_timeout: Seconds = 300.0
     tool_delay: Annotated[float, Field(ge=0.0)] = 0.0
-    """Seconds that a tool call sleeps on top, a long tail: exponential with this mean."""
+    """Mean seconds that a tool call sleeps on top: a long tail, see `tool_spread`."""
+    tool_spread: Annotated[float, Field(ge=0.0)] = 0.0
+    """0: that sleep is exponential; else log-normal, this is the sigma of its logarithm."""
     tool_timeout: Seconds = 30.0
     tool_output: Positive = 1000
     """Characters of a tool's output that the model sees; more is cut in the middle."""

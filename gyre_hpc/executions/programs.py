@@ -91,6 +91,7 @@ class Bundled:
             "max_turns": s.max_turns,
             "max_tokens": s.max_tokens,
             "tool_delay": s.tool_delay,
+            "tool_spread": s.tool_spread,
             "tool_timeout": s.tool_timeout,
             "tool_output": s.tool_output,
         }

@@ -39,10 +39,12 @@ DEFAULTS: dict[str, float] = {
     "max_turns": 8,
     "max_tokens": 128,
     "tool_delay": 0.0,
+    "tool_spread": 0.0,
     "tool_timeout": 30.0,
     "tool_output": 1000,
 }
-"""Probabilities per execution (compaction, sub_agent) and per call (retry); mean seconds of the extra delay of a tool; characters."""
+"""Probabilities per execution (compaction, sub_agent) and per call (retry); mean seconds of the extra delay of a tool, and its spread
+(`pause`); characters."""
 
 
 class Agent:
@@ -97,9 +99,8 @@ class Agent:
 
     def use_tool(self, block: dict[str, object]) -> dict[str, object]:
         """Do one tool call and word its result."""
-        mean = self.settings["tool_delay"]
-        if mean > 0:
-            time.sleep(-mean * math.log(1.0 - self.draw()))
+        if self.settings["tool_delay"] > 0:
+            time.sleep(pause(self.settings["tool_delay"], self.settings["tool_spread"], self.draw(), self.draw()))
         arguments = block.get("input")
         arguments = arguments if isinstance(arguments, dict) else {}
         output, code = tools.run(str(block["name"]), arguments, int(self.settings["tool_output"]), self.settings["tool_timeout"])
@@ -141,6 +142,15 @@ class Conversation:
         asked: dict[str, object] = {"role": "user", "content": [*content, {"type": "text", "text": texts.COMPACT}]}
         summary = self.parent.call(self.system, [*earlier, asked], self.agent).text().strip()
         self.messages = [{"role": "user", "content": texts.compacted_prompt(self.prompt, summary)}]
+
+
+def pause(mean: float, spread: float, u: float, v: float) -> float:
+    """Seconds of a tool's extra delay from two uniform draws in [0, 1): exponential, or log-normal with `spread` as the sigma of
+    its logarithm."""
+    if spread <= 0:
+        return -mean * math.log(1.0 - u)
+    normal = math.sqrt(-2.0 * math.log(1.0 - u)) * math.cos(2.0 * math.pi * v)
+    return mean * math.exp(spread * normal - spread * spread / 2)
 
 
 def main(argv: list[str], environment: dict[str, str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from aiohttp import web
 from gyre_hpc import harness
 from gyre_hpc.executions.sandbox import interpreter
 from gyre_hpc.harness import texts
+from gyre_hpc.harness.main import pause
 from tests.executions.fake_gateway import Blocks, Cut, FakeGateway, bash, fake_gateway, text, use
 
 MAIN = Path(harness.__file__).parent / "main.py"
@@ -207,3 +209,11 @@ def test_start_up_imports_nothing_dear() -> None:
         "argparse",
         "random",
     }
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.9])
+def test_the_pause_of_a_tool_has_its_mean_and_a_long_tail(spread: float) -> None:
+    draw = random.Random(1).random
+    pauses = sorted(pause(2.0, spread, draw(), draw()) for _ in range(20000))
+    assert sum(pauses) / len(pauses) == pytest.approx(2.0, rel=0.05)
+    assert pauses[-200] > 4 * pauses[10000]  # the slowest hundredth against the median
