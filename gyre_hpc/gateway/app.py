@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
@@ -35,6 +36,7 @@ DIALECTS: tuple[Dialect, ...] = (anthropic.Messages(), chat.ChatCompletions(), r
 """The first one words the errors of all other paths."""
 FINAL = (401, 410, 413)
 """Statuses after which the same request can never succeed."""
+_BROKEN = web.RequestKey("broken", bool)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -54,6 +56,8 @@ class HarnessApi:
         self._executions = executions
         self._model = model
         self._ping = ping
+        self.answers: Counter[str] = Counter()
+        """What harnesses got so far: HTTP status -> times; `reset`: answers that were broken off; `left`: the harness went away first."""
 
     def routes(self) -> list[web.RouteDef]:
         """All harness routes, with and without the secret in the path."""
@@ -167,13 +171,27 @@ class HarnessApi:
 
 def build_app(harness: HarnessApi, more: Iterable[web.AbstractRouteDef] = (), max_body: int = MAX_BODY) -> web.Application:
     """The application: harness routes, and `more` (the control API), under the same error handling; `max_body`: bytes of a request."""
-    app = web.Application(client_max_size=max_body, middlewares=[_errors])
-    app.add_routes([*more, *harness.routes()])
+    own = harness.routes()
+    handlers = frozenset(route.handler for route in own)
+
+    @web.middleware
+    async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.match_info.handler not in handlers:
+            return await _answered(request, handler)
+        told = "left"
+        try:
+            response = await _answered(request, handler)
+            told = "reset" if request.get(_BROKEN) else str(response.status)
+        finally:
+            harness.answers[told] += 1
+        return response
+
+    app = web.Application(client_max_size=max_body, middlewares=[counted])
+    app.add_routes([*more, *own])
     return app
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure becomes an error body of the dialect."""
     cause: Exception
     try:
@@ -215,6 +233,7 @@ def _model_entry(name: str) -> dict[str, object]:
 
 def _reset(request: web.Request) -> None:
     """Break the connection so that no client takes what it has for a whole answer."""
+    request[_BROKEN] = True
     if request.transport is not None:
         request.transport.abort()
 

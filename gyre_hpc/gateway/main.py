@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import hashlib
+import json
 import logging
 import os
 import resource
@@ -138,6 +139,7 @@ class Gateway:
                 await self._stop.wait()
                 await asyncio.sleep(LAST_WORDS if self._fatal else 0.0)
             finally:
+                log.info("answers to harnesses until the stop: %s", json.dumps(dict(sorted(harness.answers.items()))))
                 api.stop()
                 for chore in beside:
                     chore.cancel()
