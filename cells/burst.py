@@ -20,11 +20,11 @@ from cells.events import GroupFrontier, Schedule
 
 
 def boundary_target(schedule: Schedule, step: int) -> int:
-    """Q_b after `step` steps: outstanding groups to top up to; without `surplus` never more than the steps that are left can consume."""
+    """Q_b after `step` steps: outstanding groups to top up to; never more than the steps that are left can consume."""
     groups = math.ceil((schedule.phi + schedule.mu) * schedule.groups_per_step - 1e-9)
     if schedule.staleness_bound is not None:
         groups = min(groups, (schedule.staleness_bound + 1) * schedule.groups_per_step)
-    return groups if schedule.surplus else min(groups, (schedule.steps - step) * schedule.groups_per_step)
+    return min(groups, (schedule.steps - step) * schedule.groups_per_step)
 
 
 @dataclass(frozen=True)

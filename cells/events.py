@@ -34,9 +34,8 @@ class Schedule:
     `mode`, and what trains: the first `trainers` cells (None: all). The others stay in rollout for ever: a standalone pool made of
     cells. `standalone_capacity` are slots of a pool beside the cells. `streaming`: complete groups are trained on as they come; without it
     training begins when all groups of the burst are complete. `join_late`: the caller tells what is claimed (`Claimed`), and a step
-    stays open for cells that join until all of it is; without it a step is closed as soon as its last group was fed. `surplus`: the
-    last boundaries dispatch as all others do, so that the last steps need not wait for the slowest groups; what is left over at the end is
-    given up. Without it nothing is dispatched that no step can consume.
+    stays open for cells that join until all of it is; without it a step is closed as soon as its last group was fed. Nothing is dispatched
+    that no step can consume, so the last steps wait for their slowest groups.
     """
 
     capacity: tuple[int, ...]
@@ -51,7 +50,6 @@ class Schedule:
     streaming: bool = True
     trainers: int | None = None
     join_late: bool = False
-    surplus: bool = False
 
     @property
     def training_cells(self) -> int:

@@ -186,7 +186,13 @@ class Simulation:
                 self._fed_versions = []
                 for group in self.policy.current:
                     del self.groups[group]
-        self._tell(event)
+            case Published(version):
+                self._finished = self._beyond_window(version)
+        if not self._finished:
+            self._tell(event)
+
+    def _beyond_window(self, version: int) -> bool:
+        return self.scenario.window is not None and version >= self.scenario.window
 
     # -- faults -----------------------------------------------------------------------------------------------------------------
 
@@ -230,8 +236,10 @@ class Simulation:
         self.recorder.resume(self.now)
         self.policy = make_policy(self.scenario.schedule, self._saved)
         frontier = [GroupFrontier(n, g.version, g.size, g.finished, g.valid if g.complete else None) for n, g in self.groups.items()]
-        self._plan_fault()
-        self._decisions.extend(self.policy.resume(frontier))
+        self._finished = self._beyond_window(self.policy.published)
+        if not self._finished:
+            self._plan_fault()
+            self._decisions.extend(self.policy.resume(frontier))
 
     # -- what the policy decides ------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ The rule for (phi, mu) is one for all rows: equal mean staleness phi + (mu - 1) 
 after each step has mu = 1, one that rolls out while it trains keeps half a batch in hand, and one that does not has no use for that.
 
 Runs are windows: the twelve steps of the ablation end when step 12 is published, with the next bursts' work already dispatched
-(`Schedule.surplus`). Without that a row pays for the slowest executions of its last burst: 3 % more for E0, 5 % for E1, none for C0.
+(`Scenario.window`). Without that a row pays for the slowest executions of its last burst: 3 % more for E0, 5 % for E1, none for C0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cells.events import Mode, Schedule
-from gyre_hpc.simulation.scenario import HOUR, Scenario, cut
+from gyre_hpc.simulation.scenario import HOUR, Scenario, beyond, cut
 from gyre_hpc.simulation.workload import Limits, LogNormal
 
 
@@ -110,6 +110,7 @@ class _Maker:
     nodes: int
     limits: Limits
     changes: Mapping[str, Any]
+    window: bool = True
 
     def __call__(
         self,
@@ -124,18 +125,21 @@ class _Maker:
     ) -> Scenario:
         v = self.values
         groups, size = int(v["groups_per_step"]), int(v["group_size"])
-        schedule = Schedule((1,), groups, size, phi, mu, steps, mode=mode, streaming=streaming, join_late=True, surplus=True)
+        schedule = Schedule((1,), groups, size, phi, mu, steps, mode=mode, streaming=streaming, join_late=True)
+        schedule, window = replace(schedule, **self.changes), None
+        if self.window:
+            schedule, window = beyond(schedule, steps)
         slots = (load if load is not None else v["slot_load"]) * groups * size / self.nodes
         workload = LogNormal(v["mean"] * HOUR, v["task_spread"], v["group_spread"], self.limits)
         made = cut(schedule, self.nodes, cells, slots, v["train_step"] * HOUR / groups, workload, standalone, v["beta"])
         costs = replace(made.costs, to_training=v["to_training"], to_rollout=v["to_rollout"])
-        return replace(made, costs=costs, schedule=replace(made.schedule, **self.changes))
+        return replace(made, costs=costs, window=window)
 
 
-def paper_122b(**changes: Any) -> Study:
-    """122B on 32 nodes; `changes` to every schedule (`surplus=False`, say), for experiments."""
+def paper_122b(window: bool = True, **changes: Any) -> Study:
+    """122B on 32 nodes. For experiments: without `window` the end of the run counts; `changes` to every schedule."""
     values = {p.name: p.value for p in PARAMETERS_122B}
-    make = _Maker(values, 32, Limits(harness=values["limit"] * HOUR), changes)
+    make = _Maker(values, 32, Limits(harness=values["limit"] * HOUR), changes, window)
     rollout = 32 - int(values["async_trainers"])
     elastic, colocate, pools = Mode.ELASTIC, Mode.COLOCATE, Mode.ASYNC
 

@@ -5,6 +5,7 @@ Units: seconds, and nodes; a cell's rollout capacity is in executions (`Schedule
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from cells.events import Mode, Schedule
@@ -54,10 +55,20 @@ class Scenario:
     """An execution on an engine with a share u of its slots in use runs at 1 / (1 + beta u) of its speed."""
     costs: Costs = Costs()
     faults: Faults = Faults()
+    window: int | None = None
+    """Look at the run until its step `window` is published, as if at a longer one: without it (the whole run) the end counts, where the
+    last burst's slowest executions are waited for. It must be the end of a burst, and `schedule.steps` so far beyond it (`beyond`) that
+    the policy dispatches as ever."""
 
     @property
     def all_nodes(self) -> int:
         return sum(self.nodes) + self.standalone_nodes
+
+
+def beyond(schedule: Schedule, steps: int) -> tuple[Schedule, int]:
+    """(a schedule so long that its end does not show, the window): at least `steps` steps, up to the end of a burst."""
+    window = math.ceil(steps / schedule.mu) * schedule.mu
+    return replace(schedule, steps=window + math.ceil(schedule.phi) + 2 * schedule.mu), window
 
 
 def cut(

@@ -7,7 +7,7 @@ the whole run. Candidates run the same executions under a seed, so few seeds tel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +16,7 @@ from gyre_hpc.errors import ConfigError
 from gyre_hpc.simulation.facts import Facts
 from gyre_hpc.simulation.kernel import simulate
 from gyre_hpc.simulation.outcome import Outcome
-from gyre_hpc.simulation.scenario import Scenario, cut
+from gyre_hpc.simulation.scenario import Scenario, beyond, cut
 
 WINDOW = 12
 """Steps of the first rounds."""
@@ -57,13 +57,15 @@ class Candidate:
         found += [f"schedule.phi={self.phi:g}", f"schedule.mu={self.mu}"]
         return found + ([f"schedule.trainers={trainers}"] if pool else [])
 
-    def scenario(self, facts: Facts, steps: int, surplus: bool = False, slots: float = 1.0) -> Scenario:
-        """It on the facts; `slots` scales how many executions a node holds."""
+    def scenario(self, facts: Facts, steps: int, window: bool = False, slots: float = 1.0) -> Scenario:
+        """It on the facts; `window`: about so many steps of a longer run; `slots` scales how many executions a node holds."""
         f, mode = facts, Mode(self.mode)
-        schedule = Schedule((1,), f.groups_per_step, f.group_size, self.phi, self.mu, steps, mode=mode, surplus=surplus)
+        schedule = Schedule((1,), f.groups_per_step, f.group_size, self.phi, self.mu, steps, mode=mode)
+        schedule, end = beyond(schedule, steps) if window else (schedule, None)
         nodes = self.cells * self.nodes_per_cell + self.standalone
         held = f.slots_per_node * slots
-        return cut(schedule, nodes, self.cells, held, f.train_group, f.workload, self.standalone, f.beta, f.costs)
+        made = cut(schedule, nodes, self.cells, held, f.train_group, f.workload, self.standalone, f.beta, f.costs)
+        return replace(made, window=end)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Tried:
     @property
     def seconds(self) -> float:
         return fmean(outcome.seconds for outcome in self.outcomes)
+
+    @property
+    def pace(self) -> float:
+        """Seconds a step."""
+        return fmean(outcome.seconds / len(outcome.steps) for outcome in self.outcomes)
 
     def mean(self, name: str) -> float:
         """The mean of one of the outcomes' numbers."""
@@ -145,10 +152,10 @@ def search(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callabl
     return sorted(_try(last, facts, facts.steps, False, seeds), key=lambda t: t.seconds), len(everything)
 
 
-def _try(chosen: Iterable[Candidate], facts: Facts, steps: int, surplus: bool, seeds: int) -> list[Tried]:
+def _try(chosen: Iterable[Candidate], facts: Facts, steps: int, window: bool, seeds: int) -> list[Tried]:
     out = []
     for candidate in chosen:
-        scenario = candidate.scenario(facts, steps, surplus)
+        scenario = candidate.scenario(facts, steps, window)
         out.append(Tried(candidate, tuple(simulate(scenario, seed) for seed in range(seeds))))
     return out
 
@@ -156,7 +163,7 @@ def _try(chosen: Iterable[Candidate], facts: Facts, steps: int, surplus: bool, s
 def _best(tried: Sequence[Tried], count: int) -> list[Candidate]:
     """The best ones, no two of one shape: what differs in phi alone is no alternative."""
     found: dict[tuple[str, int, int], Candidate] = {}
-    for one in sorted(tried, key=lambda t: t.seconds):
+    for one in sorted(tried, key=lambda t: t.pace):
         found.setdefault(one.candidate.shape, one.candidate)
     return list(found.values())[:count]
 
@@ -165,7 +172,7 @@ def _best_of_modes(tried: Sequence[Tried], count: int) -> list[Candidate]:
     """The best `count` of each mode."""
     out = []
     for mode in Mode:
-        of_mode = sorted((t for t in tried if t.candidate.mode == mode.value), key=lambda t: t.seconds)
+        of_mode = sorted((t for t in tried if t.candidate.mode == mode.value), key=lambda t: t.pace)
         out += [t.candidate for t in of_mode[:count]]
     return out
 

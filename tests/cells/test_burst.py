@@ -16,7 +16,6 @@ def test_boundary_asks_for_phi_plus_mu_batches_but_never_for_more_than_the_steps
     assert boundary_target(SCHEDULE, 9) == 4
     assert boundary_target(replace(SCHEDULE, phi=0.3, mu=1), 0) == 6  # rounded up, and 1.3 * 4 is not 5.2000000001
     assert boundary_target(replace(SCHEDULE, staleness_bound=2), 0) == 12
-    assert boundary_target(replace(SCHEDULE, surplus=True), 9) == 14
 
 
 def test_consumed_stays_small_and_knows_everything() -> None:

@@ -56,7 +56,6 @@ def schedules(draw: st.DrawFn) -> Schedule:
         streaming=draw(st.booleans()),
         trainers=trainers,
         join_late=draw(st.booleans()),
-        surplus=draw(st.booleans()),
     )
 
 
@@ -80,7 +79,7 @@ def consumed_or_skipped(w: World) -> None:
     void = {g.group for g in w.groups.values() if g.valid == 0}
     left = set(w.groups) - set(trained) - void
     if not void and not w.restarts:
-        assert not left or w.schedule.surplus
+        assert not left
         assert all(len(step) == w.schedule.groups_per_step for step in w.steps)
         assert w.policy.skipped == 0
     assert w.policy.outstanding == len(left) + len(w.dispatches)

@@ -13,7 +13,7 @@ from cells.events import Mode, Schedule
 from gyre_hpc.errors import GyreError
 from gyre_hpc.simulation.kernel import simulate
 from gyre_hpc.simulation.outcome import Outcome
-from gyre_hpc.simulation.scenario import Costs, Faults, Scenario, cut
+from gyre_hpc.simulation.scenario import Costs, Faults, Scenario, beyond, cut
 from gyre_hpc.simulation.workload import Limits, LogNormal, Recorded
 
 COSTS = Costs(to_training=10.0, to_rollout=5.0, close=2.0, publish=1.0)
@@ -53,10 +53,10 @@ def test_async_trains_beside_the_rollout() -> None:
 
 
 def test_a_cell_leaves_when_the_others_hold_the_rest_and_its_executions_go_on() -> None:
-    schedule = replace(SCHEDULE, mode=Mode.ELASTIC, streaming=True, groups_per_step=1, steps=1, phi=1.0, surplus=True)
+    schedule = replace(SCHEDULE, mode=Mode.ELASTIC, streaming=True, groups_per_step=1, steps=4, phi=1.0)
     durations = Recorded(((100.0, 100.0), (1000.0, 1000.0)))
     seed = next(s for s in range(50) if [durations.group(s, g, 2)[0] for g in (0, 1)] == [100.0, 1000.0])
-    found = simulate(cut(schedule, 2, 2, 2.0, 60.0, durations, costs=COSTS), seed, record=True)
+    found = simulate(replace(cut(schedule, 2, 2, 2.0, 60.0, durations, costs=COSTS), window=1), seed, record=True)
     # group 0 is over at 100, cell 0 leaves (one execution is moved), trains 60 alone: cell 1 holds the other group to the end
     assert found.seconds == pytest.approx(100 + 10 + 60 + 2 + 1)
     assert (found.moved, found.transfers) == (1, 1)
@@ -107,7 +107,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         mode=mode,
         streaming=draw(st.booleans()),
         join_late=draw(st.booleans()),
-        surplus=draw(st.booleans()),
     )
     limits = draw(st.sampled_from([Limits(), Limits(harness=150.0), Limits(overall=220.0)]))
     made = cut(
@@ -117,6 +116,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     faults = draw(
         st.sampled_from([Faults(), Faults(node_mtbf=40_000.0, restart=60.0), Faults(node_mtbf=40_000.0, executions_survive=True)])
     )
+    if draw(st.booleans()):
+        longer, window = beyond(made.schedule, schedule.steps)
+        made = replace(made, schedule=longer, window=window)
     return replace(made, faults=faults)
 
 
@@ -125,14 +127,15 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 def test_any_run_ends_having_done_its_work_in_no_less_than_the_bound(scenario: Scenario, seed: int) -> None:
     found = simulate(scenario, seed, record=True)
     schedule = scenario.schedule
-    assert len(found.steps) == schedule.steps
+    steps = scenario.window or schedule.steps
+    assert len(found.steps) == steps or (scenario.window and found.skipped and len(found.steps) > steps)
     assert list(found.steps) == sorted(found.steps)
     assert found.bound <= found.seconds * (1 + 1e-9)
     assert -1e-9 <= found.idle <= 1
     assert 0 <= found.idle_rollout <= found.idle + 1e-9
     if not found.skipped and not found.faults:
-        groups = schedule.steps * schedule.groups_per_step
-        assert found.executions >= groups * schedule.group_size * (not schedule.surplus)
+        groups = steps * schedule.groups_per_step
+        assert found.executions >= groups * schedule.group_size
         assert found.seconds * scenario.all_nodes >= groups * scenario.train_group
     check_spans(found, len(scenario.nodes))
     assert simulate(scenario, seed, record=True) == found
@@ -144,3 +147,23 @@ def check_spans(found: Outcome, cells: int) -> None:
         spans = [s for s in found.spans if s.cell == cell]
         assert (spans[0].start, spans[-1].end) == (0.0, found.seconds)
         assert all(a.end == b.start for a, b in pairwise(spans))
+
+
+def test_a_window_does_not_wait_for_the_end_of_the_run() -> None:
+    work = LogNormal(100.0, 0.3, 0.4)
+    schedule = replace(SCHEDULE, mode=Mode.ELASTIC, streaming=True, phi=0.5, mu=2, steps=6)
+    whole = cut(schedule, 4, 4, 2.0, 20.0, work, costs=COSTS)
+    longer, window = beyond(schedule, 5)
+    assert (window, longer.steps) == (6, 6 + 1 + 4)
+    looked = replace(whole, schedule=replace(whole.schedule, steps=longer.steps), window=window)
+    for seed in range(5):
+        inside, full = simulate(looked, seed), simulate(whole, seed)
+        assert len(inside.steps) == len(full.steps) == 6
+        assert inside.seconds <= full.seconds
+        # the same run until its end comes into sight
+        assert inside.steps[:4] == full.steps[:4]
+        again = simulate(replace(looked, schedule=replace(looked.schedule, steps=longer.steps + 10)), seed)
+        assert (again.seconds, again.steps) == (inside.seconds, inside.steps)
+    lost = simulate(replace(looked, faults=Faults(preempt_every=0.7 * simulate(looked).seconds)))
+    assert len(lost.steps) == 6
+    assert lost.faults > 0
