@@ -59,9 +59,9 @@ class ControlClient:
 
     # -- routes -------------------------------------------------------------------------------------------------------------------
 
-    def set_route(self, cell: int, address: Mapping[str, Any] | None) -> None:
+    def set_route(self, cell: int, address: Mapping[str, Any] | None, engine: int = 0) -> None:
         """The engine of a cell (fields of EngineAddress), closed at first; None: it has none any more."""
-        self._post("/control/routes", {"cell": cell, "address": dict(address) if address is not None else None})
+        self._post("/control/routes", {"cell": cell, "engine": engine, "address": dict(address) if address is not None else None})
 
     def open_route(self, cell: int) -> None:
         """New and held calls may go there."""

@@ -27,7 +27,7 @@ _BY_ITSELF = frozenset({"finished", "exit"})
 class Routes(Protocol):
     """What the control API needs of the router."""
 
-    def set_route(self, cell: int, address: EngineAddress | None) -> None: ...
+    def set_route(self, cell: int, address: EngineAddress | None, engine: int = 0) -> None: ...
     def open(self, cell: int) -> None: ...
     async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]: ...
     def forget(self, execution: int) -> None: ...
@@ -84,6 +84,7 @@ class _Frontier(Body):
 
 class _Route(Body):
     cell: int = Field(ge=0)
+    engine: int = Field(default=0, ge=0, lt=1024)
     address: dict[str, Any] | None
 
 
@@ -209,8 +210,8 @@ class ControlApi:
             address = EngineAddress(**body.address) if body.address is not None else None
         except TypeError as error:
             raise Refused(400, f"address of cell {body.cell}: {error}") from None
-        self._router.set_route(body.cell, address)
-        return json_answer({"cell": body.cell})
+        self._router.set_route(body.cell, address, body.engine)
+        return json_answer({"cell": body.cell, "engine": body.engine})
 
     async def open_route(self, request: web.Request) -> web.Response:
         cell = number(request, "cell")

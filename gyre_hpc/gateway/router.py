@@ -7,6 +7,7 @@ Invariants:
 - concurrent calls of one execution go to one engine and count once. An execution stays with its engine (its prefix cache) while that
   is open and has room. A new one goes to the emptiest engine relative to capacity; one that was moved goes to the last open cell with
   room, for later cells stay in rollout longest (qwengyre.md 2.4);
+- a cell has a route for each of its engines; they open and close together, and of several the emptiest takes what comes to the cell;
 - a route is closed until it is opened; `close` answers when nothing of ours runs there any more and, where the engines hand over KV
   (engines/handover.py), that of its calls and of conversations that wait for a tool has arrived elsewhere or was given up.
 One event loop calls everything; time comes from it. A cell's route carries no clock but the cool-down after a fault.
@@ -32,13 +33,16 @@ from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, 
 log = logging.getLogger(__name__)
 
 _COOL_DOWN_MAX = 5.0
+_SEATS = 1024
+"""Engines that one cell may have: a route's number is its cell times this, plus the engine's, so that later cells have higher ones."""
 _HELD_LOG = 30.0
 """Seconds between the log lines of a held call. A hold has no deadline of its own: the execution's budgets and the run's end it."""
 
 
 @dataclass(eq=False)
 class _Route:
-    cell: int
+    seat: int
+    """Cell and engine in one number."""
     address: EngineAddress
     client: EngineClient
     link: KvLink | None
@@ -53,6 +57,10 @@ class _Route:
     not_before: float = 0.0
     departure: Departure | None = None
     """While it closes and its engine hands over KV."""
+
+    @property
+    def cell(self) -> int:
+        return self.seat // _SEATS
 
 
 @dataclass(eq=False)
@@ -104,40 +112,57 @@ class Router:
 
     # routes
 
-    def set_route(self, cell: int, address: EngineAddress | None) -> None:
-        """Say where a cell's engine is, closed at first; None: nowhere any more. Calls on the old one move on. Same address: no change."""
-        old = self._routes.get(cell)
+    def set_route(self, cell: int, address: EngineAddress | None, engine: int = 0) -> None:
+        """Say where an engine of a cell is, closed at first; None: nowhere any more (calls on it move on). Same address: no change."""
+        seat = cell * _SEATS + engine
+        old = self._routes.get(seat)
         if old is not None and address == old.address:
             return
         if old is not None:
-            del self._routes[cell]
-            self._conversations.leave(cell)
+            del self._routes[seat]
+            self._conversations.leave(seat)
             self._shut(old)
             self._spawn(self._close_client(old))
         if address is not None:
-            self._routes[cell] = _Route(cell, address, self._connector(address), self._linker(address))
+            self._routes[seat] = _Route(seat, address, self._connector(address), self._linker(address))
         self._dispatch()
 
+    def _of(self, cell: int) -> list[_Route]:
+        return [route for _, route in sorted(self._routes.items()) if route.cell == cell]
+
     def open(self, cell: int) -> None:
-        """Let new and held calls go to this cell. Raises KeyError for a cell without a route."""
-        route = self._routes[cell]
-        route.open, route.faults, route.not_before, route.departure = True, 0, 0.0, None
+        """Let new and held calls go to this cell's engines. Raises KeyError for a cell without a route."""
+        routes = self._of(cell)
+        if not routes:
+            raise KeyError(cell)
+        for route in routes:
+            route.open, route.faults, route.not_before, route.departure = True, 0, 0.0, None
         self._dispatch()
 
     async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
         """Admit nothing more, cancel what is in flight there and continue it elsewhere, or hold it until a route opens.
 
-        Answers {moved, held, seconds} and, where KV was handed over, `handover` (Departure.report); a cell without a route has nothing to
-        move. `hand_over` False: its KV is of no use elsewhere, for the weights change. Raises TimeoutError after `deadline` seconds (the
-        route stays closed).
+        Answers {moved, held, seconds} and, where KV was handed over, `handover` (Departure.report, added up over the cell's engines); a
+        cell without a route has nothing to move. `hand_over` False: its KV is of no use elsewhere, for the weights change. Raises
+        TimeoutError after `deadline` seconds (the routes stay closed).
         """
+        routes = self._of(cell)
+        for route in routes:  # none of them takes what another one gives up
+            route.open = False
+        closing = [self._close(route, deadline, hand_over) for route in routes]
+        found = await asyncio.gather(*closing, return_exceptions=True)
+        for failed in found:
+            if isinstance(failed, BaseException):
+                raise failed
+        return _added([answer for answer in found if isinstance(answer, dict)])
+
+    async def _close(self, route: _Route, deadline: float, hand_over: bool) -> dict[str, Any]:
+        """`close` for one engine."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        route = self._routes.get(cell)
-        if route is None:
-            return {"moved": 0, "held": 0, "seconds": 0.0}
+        cell = route.cell
         calls = list(route.calls)
-        waiting = self._conversations.leave(cell)
+        waiting = self._conversations.leave(route.seat)
         departure, repeated = route.departure, route.departure is not None
         if hand_over and route.link is not None and departure is None:
             departure = route.departure = Departure(route.link)
@@ -168,22 +193,29 @@ class Router:
         self._conversations.forget(execution)
         self._home.pop(execution, None)
 
+    def cell_of(self, execution: int) -> int | None:
+        """Where an execution lives."""
+        seat = self._home.get(execution)
+        return None if seat is None else seat // _SEATS
+
     def counts(self) -> dict[str, object]:
-        """{in_flight, held, tokens, cells: {cell: {open, in_flight, executions, homes, capacity, tokens}}}.
+        """{in_flight, held, tokens, cells: {cell: {open, engines, in_flight, executions, homes, capacity, tokens}}}.
 
         `executions` have calls in flight there, `homes` live there.
         """
-        homes = Counter(self._home.values())
+        homes = Counter(seat // _SEATS for seat in self._home.values())
         cells = {
             cell: {
-                "open": r.open,
-                "in_flight": len(r.calls),
-                "executions": len(r.executions),
+                "open": all(r.open for r in of_cell),
+                "engines": len(of_cell),
+                "in_flight": sum(len(r.calls) for r in of_cell),
+                "executions": sum(len(r.executions) for r in of_cell),
                 "homes": homes[cell],
-                "capacity": r.address.capacity,
-                "tokens": r.tokens,
+                "capacity": sum(r.address.capacity for r in of_cell),
+                "tokens": sum(r.tokens for r in of_cell),
             }
-            for cell, r in sorted(self._routes.items())
+            for cell in sorted({r.cell for r in self._routes.values()})
+            if (of_cell := self._of(cell))
         }
         return {
             "in_flight": sum(len(r.calls) for r in self._routes.values()),
@@ -196,8 +228,8 @@ class Router:
         """Give up every route; calls still there fail."""
         for call in [*self._waiting, *(call for route in self._routes.values() for call in route.calls)]:
             call.output.put_nowait(EngineFault("the gateway stops"))
-        for cell in list(self._routes):
-            self.set_route(cell, None)
+        for seat in list(self._routes):
+            self.set_route(seat // _SEATS, None, seat % _SEATS)
         if self._wake is not None:
             self._wake.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -257,7 +289,7 @@ class Router:
                     return
                 if not isinstance(fault, EngineFault) or isinstance(fault, RequestRefused):
                     raise fault
-                if route.open and self._routes.get(route.cell) is route:
+                if route.open and self._routes.get(route.seat) is route:
                     self._blame(route, call, fault)
                 call.moving = True
         except asyncio.CancelledError:
@@ -268,7 +300,7 @@ class Router:
             call.settled.set()
             origin = call.origin
             if origin is not None and origin.link is not None and origin.open:
-                self._conversations.end(call.execution, origin.cell, extended(call.request.prompt, call.tokens))
+                self._conversations.end(call.execution, origin.seat, extended(call.request.prompt, call.tokens))
 
     async def _attempt(self, call: _Call, route: _Route) -> None:
         """Stream from one engine until the call is finished. Cancelled when the route closes. Raises EngineFault."""
@@ -340,22 +372,22 @@ class Router:
 
     async def _bring(self, departure: Departure, conversation: Conversation, haven: _Route) -> bool:
         arrived = await departure.bring(haven.client, haven.link, conversation.tokens)
-        if arrived and self._home.get(conversation.execution) == haven.cell:  # else it has ended or gone on meanwhile
-            self._conversations.end(conversation.execution, haven.cell, conversation.tokens)
+        if arrived and self._home.get(conversation.execution) == haven.seat:  # else it has ended or gone on meanwhile
+            self._conversations.end(conversation.execution, haven.seat, conversation.tokens)
         return arrived
 
     def _haven(self, execution: int) -> _Route | None:
         """Where an execution that waits lives from now on: where its calls went, or the last open cell that has room for it."""
         now = asyncio.get_running_loop().time()
-        usable = {cell: r for cell, r in self._routes.items() if r.open and r.not_before <= now and r.link is not None}
+        usable = {seat: r for seat, r in self._routes.items() if r.open and r.not_before <= now and r.link is not None}
         home = usable.get(self._home.get(execution, -1))
         if home is None:
             homes = Counter(self._home.values())
-            free = [cell for cell, r in usable.items() if max(homes[cell], len(r.executions)) < r.address.capacity]
+            free = [r for r in usable.values() if max(homes[r.seat], len(r.executions)) < r.address.capacity]
             if not free:
                 return None
-            home = usable[max(free)]
-            self._home.setdefault(execution, home.cell)
+            home = max(free, key=lambda r: (r.cell, -_load(r, homes), r.seat))
+            self._home.setdefault(execution, home.seat)
         return home
 
     # placement
@@ -381,7 +413,7 @@ class Router:
     def _dispatch(self) -> None:
         """Place waiting calls in order. Only a call of an execution that is already on an engine may pass one that finds no room."""
         now = asyncio.get_running_loop().time()
-        usable = {cell: route for cell, route in self._routes.items() if route.open and route.not_before <= now}
+        usable = {seat: route for seat, route in self._routes.items() if route.open and route.not_before <= now}
         left: list[_Call] = []
         for call in self._waiting if usable else ():
             route = self._choose(call, usable, room=not left)
@@ -392,7 +424,7 @@ class Router:
             route.calls.add(call)
             route.executions[call.execution] += 1
             route.idle.clear()
-            self._home[call.execution] = route.cell
+            self._home[call.execution] = route.seat
             if call.granted is not None and not call.granted.done():
                 call.granted.set_result(route)
         if usable:
@@ -405,15 +437,15 @@ class Router:
             return home
         if not room:
             return None
-        free = {cell: route for cell, route in usable.items() if len(route.executions) < route.address.capacity}
+        free = {seat: route for seat, route in usable.items() if len(route.executions) < route.address.capacity}
         if not free:
             return None
-        if home is not None and home.cell in free:
+        if home is not None and home.seat in free:
             return home
-        if call.moving:
-            return free[max(free)]
         homes = Counter(self._home.values())
-        return min(free.values(), key=lambda r: (max(homes[r.cell], len(r.executions)) / r.address.capacity, -r.cell))
+        if call.moving:
+            return max(free.values(), key=lambda r: (r.cell, -_load(r, homes), r.seat))
+        return min(free.values(), key=lambda r: (_load(r, homes), -r.seat))
 
     def _wake_after_cool_down(self) -> None:
         if self._wake is not None:
@@ -439,8 +471,8 @@ class Router:
 
     def _shut(self, route: _Route) -> None:
         route.open = False
-        for execution, cell in list(self._home.items()):
-            if cell == route.cell:
+        for execution, seat in list(self._home.items()):
+            if seat == route.seat:
                 del self._home[execution]
         for call in route.calls:
             if call.attempt is not None:
@@ -462,3 +494,31 @@ class Router:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _load(route: _Route, homes: Counter[int]) -> float:
+    """Executions that live there or call it now, relative to what it holds."""
+    return max(homes[route.seat], len(route.executions)) / route.address.capacity
+
+
+def _added(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """What closing a cell did, from its engines' answers: counts add up, the longest decides the seconds."""
+    whole: dict[str, Any] = {"moved": 0, "held": 0, "seconds": max((answer["seconds"] for answer in answers), default=0.0)}
+    for answer in answers:
+        whole["moved"] += answer["moved"]
+        whole["held"] += answer["held"]
+        if "handover" in answer:
+            whole["handover"] = _summed(whole.get("handover", {}), answer["handover"])
+    return whole
+
+
+def _summed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two reports key by key, nested ones likewise: counts are added, of seconds the longest stands."""
+    both = dict(one)
+    for key, value in other.items():
+        before = both.get(key)
+        if isinstance(value, dict):
+            both[key] = _summed(before or {}, value)
+        else:
+            both[key] = value if before is None else max(before, value) if isinstance(value, float) else before + value
+    return both

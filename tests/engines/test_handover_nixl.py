@@ -180,7 +180,7 @@ async def run_executions(pair: Pair, closes: int, nixl: bool) -> Outcome:
     before = [await link.counters() for link in links]
 
     async def close(number: int) -> None:
-        here = router._home.get(number, 0)
+        here = router.cell_of(number) or 0
         answer = await router.close(here, 60.0)
         outcome.reports.append(answer.get("handover", {}))
         outcome.hand_overs += 1

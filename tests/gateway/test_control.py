@@ -35,7 +35,7 @@ class FakeRouter:
         self.opened: list[int] = []
         self.forgotten: list[int] = []
 
-    def set_route(self, cell: int, address: EngineAddress | None) -> None:
+    def set_route(self, cell: int, address: EngineAddress | None, engine: int = 0) -> None:
         self.cells[cell] = address
 
     def open(self, cell: int) -> None:

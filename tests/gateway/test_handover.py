@@ -37,7 +37,9 @@ async def turn(router: Router, execution: int, prompt: list[int], n: int) -> lis
 
 
 def home_of(router: Router, execution: int) -> int:
-    return router._home[execution]
+    cell = router.cell_of(execution)
+    assert cell is not None
+    return cell
 
 
 async def test_a_close_in_mid_call_and_one_between_turns_recompute_at_most_a_block() -> None:

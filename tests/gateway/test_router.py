@@ -15,7 +15,7 @@ import pytest
 from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.handover import link
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused, Sampling, TokenChunk
-from gyre_hpc.gateway.router import Router
+from gyre_hpc.gateway.router import Router, _added
 from tests.engines.models import VOCABULARY, plain_logprobs, save_random, serving
 
 
@@ -295,3 +295,45 @@ async def test_the_end_fails_what_is_left() -> None:
 
 def test_the_default_connector_is_the_factory() -> None:
     assert Router.__init__.__defaults__ == (8, 0.2, connect, link)
+
+
+async def test_a_cell_of_two_engines_opens_and_closes_as_one() -> None:
+    router, engines = scripted([])
+    engines += [ScriptedEngine() for _ in range(3)]
+    for number, (cell, index) in enumerate([(0, 0), (1, 0), (1, 1)]):
+        router.set_route(cell, EngineAddress("scripted", str(number), 2, 100), index)
+    router.open(1)
+    for engine in engines:
+        engine.tick.clear()
+    tasks = [asyncio.create_task(collect(router, call(str(i)), i)) for i in range(4)]
+    await asyncio.sleep(0.02)
+    assert [len(engine.live) for engine in engines] == [0, 2, 2], "the emptier of a cell's engines takes what comes"
+    assert router.counts()["cells"][1] == {  # type: ignore[index]
+        "open": True,
+        "engines": 2,
+        "in_flight": 4,
+        "executions": 4,
+        "homes": 4,
+        "capacity": 4,
+        "tokens": 0,
+    }
+    router.open(0)
+    answer = await router.close(1, 1.0)
+    assert (answer["moved"], answer["held"]) == (2, 2), "the other cell holds two; none went to the closing cell's other engine"
+    assert [len(engine.live) for engine in engines] == [2, 0, 0]
+    assert {len(engine.served) for engine in engines[1:]} == {2}
+    router.open(1)
+    for engine in engines:
+        engine.tick.set()
+    assert [tokens for tokens, _, _ in await asyncio.gather(*tasks)] == [list(range(5))] * 4
+    router.set_route(1, None, 1)
+    assert router.counts()["cells"][1]["engines"] == 1  # type: ignore[index]
+    await router.aclose()
+
+
+async def test_what_the_engines_of_a_cell_handed_over_adds_up() -> None:
+    one = {"moved": 1, "held": 0, "seconds": 0.5, "handover": {"calls": 1, "doubts": {"late": 1}, "phases": {"pin": 0.2}, "seconds": 0.4}}
+    two = {"moved": 2, "held": 1, "seconds": 0.25, "handover": {"calls": 2, "doubts": {}, "phases": {"pin": 0.1}, "seconds": 0.6}}
+    handover = {"calls": 3, "doubts": {"late": 1}, "phases": {"pin": 0.2}, "seconds": 0.6}
+    assert _added([one, two]) == {"moved": 3, "held": 1, "seconds": 0.5, "handover": handover}
+    assert _added([]) == {"moved": 0, "held": 0, "seconds": 0.0}
