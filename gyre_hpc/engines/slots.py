@@ -47,6 +47,11 @@ class SlotCache(Cache):
         self._values: list[torch.Tensor] = []
         self.target: Target | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes reserved."""
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values))
+
     def reserve(self, rows: int, columns: int) -> None:
         """Make room for this many rows and columns; what is stored stays."""
         have_rows, have_columns = self._shape

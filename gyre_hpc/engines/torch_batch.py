@@ -75,7 +75,8 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        return {"active": len(self._active), "waiting": len(self._waiting), "tokens": self.tokens, "prefix_hits": self._prefixes.hits}
+        calls = {"active": len(self._active), "waiting": len(self._waiting), "tokens": self.tokens, "prefix_hits": self._prefixes.hits}
+        return {**calls, "slot_bytes": self._cache.size, "prefix_bytes": self._prefixes.size}
 
     def refusal(self, request: GenerateRequest) -> str | None:
         """Why this request can never be served, or None."""

@@ -60,7 +60,7 @@ class TorchEngine:
         return self._child.alive()
 
     def health(self, deadline: float) -> dict[str, Any]:
-        """What the process says of itself: version, paused, released, active, waiting, tokens, prefix_hits."""
+        """What the process says of itself: version, paused, released, active, waiting, tokens, prefix_hits, slot_bytes, prefix_bytes."""
         self._child.check()
         health: dict[str, Any] = control.call(f"{self.address.url}/health", deadline, method="GET")
         return health

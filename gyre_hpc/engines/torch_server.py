@@ -197,6 +197,7 @@ class Server:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        log.info("released, left: %s", orjson.dumps(self._model.batch.counts).decode())
         return await self.health(http)
 
     async def update_weights(self, http: web.Request) -> web.Response:

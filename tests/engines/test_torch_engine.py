@@ -101,7 +101,11 @@ async def test_update_in_flight_and_release_and_restore(engine: TorchEngine, mod
     by_version = {v: plain_logprobs(m, call.prompt, tokens) for v, m in ((0, models[0]), (7, models[1]))}
     assert max(abs(by_version[v][i] - x) for i, (v, x) in enumerate(zip(versions, logprobs, strict=True))) < TOLERANCE
 
+    health = await asyncio.to_thread(engine.health, 5.0)
+    assert min(health["slot_bytes"], health["prefix_bytes"]) > 0
     await asyncio.to_thread(engine.release, 5.0)
+    health = await asyncio.to_thread(engine.health, 5.0)
+    assert [health[name] for name in ("active", "waiting", "slot_bytes", "prefix_bytes")] == [0, 0, 0, 0]
     with pytest.raises(EngineFault):
         await collect(engine, call)
     with pytest.raises(EngineFault, match="answered 400 to restore"):

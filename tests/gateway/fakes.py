@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -142,6 +143,8 @@ class Bench:
     store: StoreWriter
     recorder: Recorder
     fatal: list[Exception]
+    answers: Counter[str] = field(default_factory=Counter)
+    """What was answered while it was `serving`."""
 
     def tree(self, execution: int = 0) -> Tree:
         """What a reader finds on the disk now."""
@@ -169,8 +172,10 @@ async def bench(directory: Path, renderer: TurnRenderer, settings: RecorderSetti
 
 @asynccontextmanager
 async def serving(made: Bench, ping: float = 5.0, more: Callable[[], list[web.RouteDef]] = list) -> AsyncIterator[str]:
-    """The harness API of a bench on a port of its own; yields the URL of the host."""
-    app = build_app(HarnessApi(made.recorder, Secrets(s0=0, s1=1, s2=2), "policy", ping), more())
+    """The harness API of a bench (counting into its `answers`) on a port of its own; yields the URL of the host."""
+    api = HarnessApi(made.recorder, Secrets(s0=0, s1=1, s2=2), "policy", ping)
+    api.answers = made.answers
+    app = build_app(api, more())
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

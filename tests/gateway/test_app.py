@@ -259,6 +259,7 @@ async def test_a_broken_stream_ends_with_a_reset(made: Bench, url: str, http: ai
         assert b"message_stop" in await answer.read()
     assert not made.recorder.faulted(0)
     assert [call.fate for call in made.tree().calls.values()] == [Fate.BROKEN, Fate.BROKEN, Fate.DELIVERED]
+    assert made.answers == {"reset": 1, "500": 1, "200": 1}
 
 
 async def test_a_disconnect_cancels_the_call(made: Bench, url: str) -> None:
@@ -273,6 +274,7 @@ async def test_a_disconnect_cancels_the_call(made: Bench, url: str) -> None:
             break
         await asyncio.sleep(0.02)
     assert made.engine.cancelled == 1
+    assert made.answers == {"left": 1}
     call = next(iter(made.tree().calls.values()))
     assert call.fate is Fate.CANCELLED
     assert made.tree().tokens_of([call.sampled]).tolist() == made.engine.said[0][:3]
