@@ -203,6 +203,8 @@ class ScheduleSection(_Section):
     """Train on groups as they come; without it, once all groups of a burst are complete."""
     trainers: Positive | None = None
     """Only the first so many cells ever train, the others roll out; null: all of them."""
+    join_late: bool = False
+    """Keep a step open for cells that come free while it is computed; without it a step closes when its last group was fed."""
 
 
 class TrainingSection(_Section):

@@ -49,6 +49,7 @@ from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
 from gyre_hpc.controller.messages import Close, Export, Message, Move, Start, Stop, Update, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
+from gyre_hpc.controller.stepwork import Counter, StepWork
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
@@ -76,6 +77,7 @@ def schedule_of(config: Config) -> Schedule:
         mode=Mode(s.mode),
         streaming=s.streaming,
         trainers=s.trainers,
+        join_late=s.join_late,
     )
 
 
@@ -92,6 +94,7 @@ class Controller:
         client: ControlClient,
         tasks: TaskSource,
         checkpoint: Checkpoint | None,
+        counter: Counter,
     ) -> None:
         self.config, self.paths, self.attempt, self.base_model = config, paths, attempt, base_model
         self.channel, self.client, self.tasks = channel, client, tasks
@@ -102,6 +105,7 @@ class Controller:
         self.groups = Groups()
         self.planner = Planner(StoreReader(paths.trees), config.training.jmax, config.run.seed, config.training.tokens_per_microstep)
         self._plans: list[tuple[int, GroupPlan]] = []
+        self._work = StepWork(counter)
         self._decisions: deque[Decision] = deque()
         self._activity: Activity | None = None
         self._activity_name = ""
@@ -125,6 +129,7 @@ class Controller:
         threading.Thread(target=self._follow_changes, name="changes", daemon=True).start()
         while not self._finished:
             busy = self._take_changes()
+            self._take_claims()
             busy |= self._advance_activity()
             # before the next activity begins: on a busy run one follows the other at once
             if self._activity is None and self._stop_file.exists():
@@ -248,6 +253,16 @@ class Controller:
                     if isinstance(event, GroupComplete) and not event.valid:
                         self._release(event.group)  # the policy skips it
 
+    def _take_claims(self) -> None:
+        """With `schedule.join_late` the open step is closed once its work is claimed."""
+        if not self.policy.schedule.join_late or self._activity is not None:
+            return
+        claimed, moved = self._work.look(self.policy.step + 1)
+        if moved:
+            self._progress_at = time.monotonic()
+        if claimed is not None:
+            self._decisions.extend(self.policy.on(claimed))
+
     def _check_idle(self) -> None:
         idle = time.monotonic() - self._progress_at
         if self._activity is None and idle > self.config.deadlines.idle:
@@ -357,6 +372,7 @@ class Controller:
             state={"schedule": snapshot},
         )
         reports = yield from self._agree(message, f"step {step}", self.config.deadlines.step)
+        self._work.closed()
         core = reports[0]
         seconds = time.monotonic() - self._step_started
         self._step_started = time.monotonic()
@@ -422,6 +438,7 @@ class Controller:
         state = self.groups[group]
         plan = self.planner.plan([state.outcomes[index] for index in sorted(state.outcomes)])
         self._plans.append((group, plan))
+        self._work.fed(len(plan.work.items))
         if plan.work.items:
             self.channel.announce(encode(plan.work), agree=False)
 

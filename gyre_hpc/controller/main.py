@@ -69,7 +69,7 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     claims = Claims(ranks.world)
     checkpoint = world.bcast(_checkpoint(config, paths, base) if rank == 0 else None, root=0)
     if tasks is not None:
-        code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint)
+        code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims)
     else:
         code = _cell(config, paths, base, ranks, claims, engine, checkpoint)
     claims.free()
@@ -78,7 +78,14 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
 
 
 def _controller(
-    config: Config, paths: RunPaths, runtime: Runtime, base: Path, ranks: Communicators, tasks: TaskSource, checkpoint: Checkpoint | None
+    config: Config,
+    paths: RunPaths,
+    runtime: Runtime,
+    base: Path,
+    ranks: Communicators,
+    tasks: TaskSource,
+    checkpoint: Checkpoint | None,
+    claims: Claims,
 ) -> ExitCode:
     from cells.epochs import Channel
     from gyre_hpc.controller.controller import Controller
@@ -87,7 +94,7 @@ def _controller(
     assert ranks.control is not None
     channel = Channel(ranks.control)
     client = ControlClient(runtime.gateway_url, runtime.secret)
-    controller = Controller(config, paths, runtime.attempt, base, channel, client, tasks, checkpoint)
+    controller = Controller(config, paths, runtime.attempt, base, channel, client, tasks, checkpoint, claims)
     if tasks.left_out:  # a person who looks at the terminal only must hear that a part of the data is not used
         controller.events.emit("tasks.refused", tasks=len(tasks.left_out), first=tasks.left_out[0], attempt=runtime.attempt)
     return controller.run()

@@ -142,6 +142,7 @@ def _schedule(config: Config, steps: int) -> Schedule:
         mode=Mode(s.mode),
         streaming=s.streaming,
         trainers=s.trainers,
+        join_late=s.join_late,
     )
 
 
