@@ -1,10 +1,12 @@
 """What one turn of a long conversation costs at the gateway: CPU time, engine and sockets excluded.
 
-    python benchmarks/gateway_turn.py [--sizes 10000,100000,500000,700000] [--turns 6] [--profile SIZE] [--slow-tokenizer]
+    python -m benchmarks.gateway_turn [--sizes 10000,100000,500000,700000] [--turns 12] [--profile SIZE] [--quick]
 
-A conversation grows through the real dialect, recorder and store by turns of about 4,700 tokens (a reply with a tool call, and its result;
-300 messages at 700K). At each size some turns with 3,500 new tokens are measured, from the request's bytes to those of the answer's
-events: parse, match, render, tokenise, intent, the engine's request as JSON, tokens to text, answer, end. Three ways:
+Conversations grow through the real dialect, recorder and store by turns of about 4,700 tokens (a reply with a tool call, and its result;
+300 messages at 700K) until the prompt of the next turn has the size that the row says (turns that stand next to each other are spread
+around it, within 4 %). Measured are turns whose prompt has 3,500 tokens more than the one before, 500 of them the reply, from the request's
+bytes to those of the answer's events: parse, match, render, tokenise, intent, the engine's request as JSON, the engine's lines to tokens,
+tokens to text, answer, end. What the engine says is prepared beforehand, as bytes. Three ways:
 `extends`: the body goes on where the last one ended, byte for byte; `parse`: something in front of the messages changed, so that all of it
 is read; `naive`: parse, render the whole conversation, tokenise it, and dump the prompt as JSON, which is what keeps no tokens.
 Time is that of all threads of the process (the store's fsync thread too): the median of the turns, and the least, which other programs on
@@ -23,7 +25,7 @@ import pstats
 import random
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +34,7 @@ import orjson
 
 from benchmarks import vocabulary
 from gyre_hpc.engines.protocol import GenerateRequest, TokenChunk
-from gyre_hpc.engines.vllm_engine import request_body
+from gyre_hpc.engines.vllm_engine import parse_line, request_body
 from gyre_hpc.gateway import anthropic
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.template import TurnRenderer
@@ -43,25 +45,43 @@ WINDOW = 1_000_000
 GROWING, NEW, REPLY = 4_700, 3_500, 500
 CHUNK = 64
 """Tokens that the engine says at a time."""
-PROFILED = 20
+PROFILED, WARM = 20, 4
+"""Turns that are profiled, and those before the first that is measured."""
+NEAR = 0.04
 SYSTEM = "You are an agent that works on software. "
 TOOLS = 8
 
 
 class Prepared:
-    """Fake of the router: makes the request's JSON as the client of vLLM does, and says the next reply."""
+    """Fake of the router: writes the request's JSON and reads an answer's lines as the client of vLLM does; the lines are prepared."""
 
     def __init__(self) -> None:
-        self.reply: list[int] = []
+        self.lines: list[bytes] = []
         self.context = 0
         self.bytes = 0
+
+    def prepare(self, reply: list[int]) -> None:
+        """What the engine says next."""
+        parts = [reply[at : at + CHUNK] for at in range(0, len(reply), CHUNK)]
+        self.lines = [_line(part, last=at == len(parts) - 1) for at, part in enumerate(parts)]
 
     async def generate(self, request: GenerateRequest, execution: int) -> AsyncGenerator[TokenChunk, None]:
         self.context = len(request.prompt)
         self.bytes = len(request_body(request, WINDOW, seeded=False))
-        for at in range(0, len(self.reply), CHUNK):
-            tokens = self.reply[at : at + CHUNK]
-            yield TokenChunk(tokens, [-0.5] * len(tokens), [1] * len(tokens), "stop" if at + CHUNK >= len(self.reply) else None)
+        for line in self.lines:
+            chunk = parse_line(line, 1)
+            if chunk is not None:
+                yield chunk
+
+
+def _line(tokens: list[int], last: bool) -> bytes:
+    """An event of vLLM's answer."""
+    content: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "logprob": -0.5 - token / 1e6, "bytes": None, "top_logprobs": []} for token in tokens
+    ]
+    choice = {"index": 0, "logprobs": {"content": content}, "finish_reason": "stop" if last else None, "token_ids": tokens}
+    spans = [{"version": "1", "start": 0, "end": len(tokens)}]
+    return b"data: " + orjson.dumps({"request_id": "call", "choices": [{**choice, "weight_versions": spans}]})
 
 
 class Conversation:
@@ -82,10 +102,11 @@ class Conversation:
         }
 
     def piece(self, tokens: int) -> str:
-        """Real text of about this many tokens."""
-        size = int(tokens * 3.9)
+        """Real text of this many tokens, but for one or two where it is cut."""
+        size = 5 * tokens
         at = self._rng.randrange(len(self._text) - size)
-        return self._text[at : at + size]
+        ids = self._renderer.tokenizer.encode(self._text[at : at + size], add_special_tokens=False).ids
+        return self._renderer.text(ids[:tokens])
 
     def body(self) -> bytes:
         """The next request. `broken`: another first field each time, so that no two bodies begin alike."""
@@ -99,11 +120,13 @@ class Conversation:
         text = f"{self.piece(REPLY // 2).strip()}\n<tool_call>\n{call}\n</tool_call>"
         return [*self._renderer.tokenizer.encode(text, add_special_tokens=False).ids, self._renderer.turn_end]
 
-    def take(self, events: bytes, tokens: int) -> None:
-        """Put the answer into the history, and a result of `tokens` tokens."""
-        blocks = _blocks(events)
-        self.messages.append({"role": "assistant", "content": blocks})
-        used = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    def answered(self, events: bytes) -> None:
+        """Put the answer into the history."""
+        self.messages.append({"role": "assistant", "content": _blocks(events)})
+
+    def go_on(self, tokens: int) -> None:
+        """Put a result of `tokens` tokens behind the answer's call."""
+        used = [block["id"] for block in self.messages[-1]["content"] if block["type"] == "tool_use"]
         self.messages.append(
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": i, "content": self.piece(tokens)} for i in used]}
         )
@@ -127,124 +150,156 @@ def _blocks(events: bytes) -> list[dict[str, Any]]:
     return blocks
 
 
-class Turns:
-    """Carries turns out as the HTTP side does."""
-
-    def __init__(self, recorder: Recorder, engine: Prepared, execution: int) -> None:
-        self._recorder = recorder
-        self._engine = engine
-        self._execution = execution
-        self._dialect = anthropic.Messages()
-
-    async def turn(self, body: bytes, reply: list[int]) -> bytes:
-        """Bytes in, bytes out."""
-        self._engine.reply = reply
-        asked = ask(self._dialect, self._recorder, self._execution, body)
-        stream = self._recorder.open(self._execution, asked.call)
-        stream.follow()
-        parts: list[bytes] = []
-        seen = 0
-        while not stream.done or seen < len(stream.events):
-            events = await stream.after(seen, None)
-            seen += len(events)
-            parts.append(asked.answer.encode(events))
-        stream.leave()
-        return b"".join(parts)
+async def carry_out(recorder: Recorder, execution: int, body: bytes) -> bytes:
+    """One turn as the HTTP side does it: bytes in, bytes out."""
+    asked = anthropic.Messages().ask(body, {}, "policy", recorder.memory(execution))
+    stream = recorder.open(execution, asked.call)
+    stream.follow()
+    parts: list[bytes] = []
+    seen = 0
+    while not stream.done or seen < len(stream.events):
+        events = await stream.after(seen, None)
+        seen += len(events)
+        parts.append(asked.answer.encode(events))
+    stream.leave()
+    return b"".join(parts)
 
 
-def ask(dialect: anthropic.Messages, recorder: Recorder, execution: int, body: bytes) -> Any:
-    return dialect.ask(body, {}, "policy", recorder.memory(execution))
+class Way:
+    """One way of asking: conversations that grow, and the turns of them that are measured."""
 
+    def __init__(self, folder: Path, renderer: TurnRenderer, text: str, *, broken: bool) -> None:
+        self._renderer, self._text, self._broken = renderer, text, broken
+        self._store, self._engine = StoreWriter(folder), Prepared()
+        self._recorder = Recorder(self._store, renderer, self._engine, RecorderSettings(seed=1, window=WINDOW), print)
+        self._profiler: cProfile.Profile | None = None
+        self.last = (0, 0, 0)
+        """Of the last turn: tokens of its prompt, bytes of its body, messages afterwards."""
 
-async def measure(
-    make: Callable[[], Conversation], turns: Turns, engine: Prepared, sizes: list[int], count: int, profile: int
-) -> dict[int, list[float]]:
-    """CPU milliseconds of `count` turns at each size."""
-    conversation, found = make(), {}
-    for size in sizes:
-        while engine.context < size:
-            conversation.take(await turns.turn(conversation.body(), conversation.reply()), GROWING - REPLY)
+    async def close(self) -> None:
+        """All turns are over."""
+        await self._recorder.close()
+        self._store.close()
+
+    async def measure(self, size: int, count: int) -> list[float]:
+        """CPU milliseconds of `count` turns whose prompts have `size` tokens."""
+        times: list[float] = []
+        while len(times) < count:
+            execution = self._store.allocate_execution()
+            self._store.append(Group(execution, "task", 1, 0, 0))
+            self._store.append(Execution(execution, execution, 0, 0))
+            conversation = Conversation(self._renderer, self._text, broken=self._broken, seed=execution + 3)
+            times += await self._conversation(conversation, execution, size, count - len(times))
+            await self._recorder.finish(execution)
+        return times
+
+    async def profile(self, size: int) -> None:
+        """Print where the time of some more turns goes."""
+        self._profiler = cProfile.Profile(time.thread_time)
+        await self.measure(size, PROFILED)
+        pstats.Stats(self._profiler).sort_stats("tottime").print_stats(70)
+        self._profiler = None
+
+    async def _conversation(self, conversation: Conversation, execution: int, size: int, count: int) -> list[float]:
+        """Let a conversation grow until turns of it are of this size, and measure those."""
+        await self._turn(conversation, execution, 0)
+        fitting = min(count, 1 + int(2 * NEAR * size / NEW))
+        start = size - NEW * (fitting + 1) // 2
+        if start - self._engine.context < 2 * REPLY:
+            raise SystemExit(f"no turn of {size} tokens: the first one of a conversation has {self._engine.context}")
+        for steps in range(max(1, round((start - self._engine.context) / GROWING)), 0, -1):
+            await self._turn(conversation, execution, (start - self._engine.context) // steps)
         times = []
-        profiler = cProfile.Profile(time.thread_time)
-        for number in range(count + (PROFILED if profile == size else 0)):
-            body, reply = conversation.body(), conversation.reply()
-            gc.collect()
-            gc.disable()
-            began = time.process_time()
-            if number >= count:
-                profiler.enable()
-            events = await turns.turn(body, reply)
-            if number >= count:
-                profiler.disable()
-            else:
-                times.append((time.process_time() - began) * 1e3)
-            gc.enable()
-            conversation.take(events, NEW - REPLY)
-        if profile == size:
-            pstats.Stats(profiler).sort_stats("cumtime").print_stats("gyre_hpc|trees|built-in|method", 45)
-        found[size] = times
-        print(
-            f"  {engine.context:>7} tokens, body {len(body) / 1e6:.2f} MB, {len(conversation.messages)} messages: {median(times):.2f} ms",
-            flush=True,
-        )
-    return found
+        for _ in range(fitting):
+            times.append(await self._turn(conversation, execution, NEW, measured=True))
+            if abs(self._engine.context - size) > 1.5 * NEAR * size:
+                raise SystemExit(f"a turn of {self._engine.context} tokens where {size} were wanted")
+        return times
+
+    async def _turn(self, conversation: Conversation, execution: int, new: int, *, measured: bool = False) -> float:
+        """One turn with `new` tokens more than the one before (0: the first); its CPU milliseconds."""
+        if new:
+            conversation.go_on(new - REPLY)
+        body = conversation.body()
+        self._engine.prepare(conversation.reply())
+        profiler = self._profiler if measured else None
+        gc.collect()
+        gc.disable()
+        began = time.process_time()
+        if profiler is not None:
+            profiler.enable()
+        events = await carry_out(self._recorder, execution, body)
+        if profiler is not None:
+            profiler.disable()
+        spent = (time.process_time() - began) * 1e3
+        gc.enable()
+        conversation.answered(events)
+        self.last = (self._engine.context, len(body), len(conversation.messages))
+        return spent
 
 
-def naive(renderer: TurnRenderer, make: Callable[[], Conversation], sizes: list[int]) -> dict[int, float]:
+def naive(renderer: TurnRenderer, text: str, sizes: list[int]) -> dict[int, float]:
     """CPU milliseconds of reading, rendering and tokenising everything, once at each size."""
-    conversation, found = make(), {}
-    size = 0
+    conversation, found = Conversation(renderer, text, broken=False, seed=3), {}
+    size = _all(renderer, conversation.body())[1]
     for goal in sizes:
         while size < goal:
-            reply = conversation.reply()
-            text = renderer.text(reply)
-            conversation.messages.append({"role": "assistant", "content": text})
-            conversation.messages.append({"role": "user", "content": conversation.piece(GROWING - REPLY)})
-            size += GROWING
-        body = conversation.body()
-        began = time.process_time()
-        request = anthropic.conversation_of(orjson.loads(body))
-        ids = renderer.tokenizer.encode(
-            renderer._render(renderer._with_head(request.head, request.messages), request.head), add_special_tokens=False
-        ).ids
-        orjson.dumps({"token_ids": ids})
-        found[goal] = (time.process_time() - began) * 1e3
-        print(f"  {len(ids):>7} tokens: {found[goal]:.0f} ms", flush=True)
+            step = min(GROWING, goal - size)
+            conversation.messages.append({"role": "assistant", "content": renderer.text(conversation.reply())})
+            conversation.messages.append({"role": "user", "content": conversation.piece(max(1, step - REPLY))})
+            size += step
+        found[goal], size = _all(renderer, conversation.body())
+        print(f"  {size:>7} tokens: {found[goal]:.0f} ms", flush=True)
     return found
 
 
-async def main(sizes: list[int], count: int, profile: int) -> None:
+def _all(renderer: TurnRenderer, body: bytes) -> tuple[float, int]:
+    """CPU milliseconds, and tokens of the prompt."""
+    began = time.process_time()
+    request = anthropic.conversation_of(orjson.loads(body))
+    text = renderer._render(renderer._with_head(request.head, request.messages), request.head)
+    ids = renderer.tokenizer.encode(text, add_special_tokens=False).ids
+    orjson.dumps({"token_ids": ids})
+    return (time.process_time() - began) * 1e3, len(ids)
+
+
+async def main(sizes: list[int], count: int, profile: int, quick: bool) -> None:
     """Measure all and print the table."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     where, text = vocabulary.directory(), vocabulary.corpus()
     began = time.process_time()
     renderer = TurnRenderer(where)
     print(f"{where.name}, {renderer.vocabulary:,} entries, ready in {time.process_time() - began:.1f} s of CPU")
-    results = {}
+    results: dict[str, dict[int, list[float]]] = {}
     for name, broken in (("extends", False), ("parse", True)):
         print(name)
+        results[name] = {}
         with tempfile.TemporaryDirectory() as folder:
-            store, engine = StoreWriter(Path(folder)), Prepared()
-            store.append(Group(0, "task", 1, 0, 0))
-            store.append(Execution(store.allocate_execution(), 0, 0, 0))
-            recorder = Recorder(store, renderer, engine, RecorderSettings(seed=1, window=WINDOW), print)
+            way = Way(Path(folder), renderer, text, broken=broken)
+            await way.measure(sizes[0], WARM)
+            for size in sizes:
+                times = results[name][size] = await way.measure(size, count)
+                tokens, octets, messages = way.last
+                print(f"  {tokens:>7} tokens, body {octets / 1e6:.2f} MB, {messages} messages: {median(times):.2f} ms", flush=True)
+                if profile == size:
+                    await way.profile(size)
+            await way.close()
+    slow: dict[int, float] = {}
+    if not quick:
+        print("naive")
+        slow = naive(renderer, text, sizes)
+    _print_table(results, slow)
 
-            def make(broken: bool = broken) -> Conversation:
-                return Conversation(renderer, text, broken=broken, seed=3)
 
-            results[name] = await measure(make, Turns(recorder, engine, 0), engine, sizes, count, profile)
-            await recorder.close()
-            store.close()
-    print("naive")
-    slow = naive(renderer, lambda: Conversation(renderer, text, broken=False, seed=3), sizes)
+def _print_table(results: dict[str, dict[int, list[float]]], slow: dict[int, float]) -> None:
     print(
-        "\nCPU ms of one turn with 3,500 new tokens\n\n"
-        + f"{'context':>9} {'extends':>9} {'parse':>9} {'naive':>9} {'naive/extends':>14} {'naive/parse':>12}"
+        f"\nCPU ms of one turn with {NEW:,} new tokens\n\n{'context':>9} {'extends':>9} {'least':>7} {'parse':>9} {'least':>7} {'naive':>9}"
     )
+    sizes = [*results["extends"]]
     for size in sizes:
-        fast, full = median(results["extends"][size]), median(results["parse"][size])
-        print(f"{size:>9,} {fast:>9.2f} {full:>9.2f} {slow[size]:>9.0f} {slow[size] / fast:>13.0f}x {slow[size] / full:>11.0f}x")
-        print(f"{'least':>9} {min(results['extends'][size]):>9.2f} {min(results['parse'][size]):>9.2f}")
+        fast, full = results["extends"][size], results["parse"][size]
+        row = f"{size:>9,} {median(fast):>9.2f} {min(fast):>7.2f} {median(full):>9.2f} {min(full):>7.2f}"
+        print(row + (f" {slow[size]:>9.0f}" if size in slow else ""))
     least, most = sizes[0], sizes[-1]
     growth = {name: median(times[most]) - median(times[least]) for name, times in results.items()}
     print(f"growth from {least:,} to {most:,}: extends {growth['extends']:.2f} ms, parse {growth['parse']:.2f} ms")
@@ -253,7 +308,8 @@ async def main(sizes: list[int], count: int, profile: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=[10_000, 100_000, 500_000, 700_000])
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--profile", type=int, default=0, metavar="SIZE", help="print where the time goes at this size")
+    parser.add_argument("--quick", action="store_true", help="without the naive way")
     options = parser.parse_args()
-    asyncio.run(main(options.sizes, options.turns, options.profile))
+    asyncio.run(main(options.sizes, options.turns, options.profile, options.quick))
