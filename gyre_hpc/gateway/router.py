@@ -26,9 +26,10 @@ from typing import Any
 
 from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.handover import Departure, KvLink, link
-from gyre_hpc.engines.handover_waiting import Conversation, WaitingConversations
+from gyre_hpc.engines.handover_waiting import WaitingConversations
 from gyre_hpc.engines.prompt import extended
 from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, RequestRefused, TokenChunk, merged
+from gyre_hpc.gateway.leaving import Leaving, load
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +41,16 @@ _HELD_LOG = 30.0
 
 
 @dataclass(eq=False)
-class _Route:
+class Route:
     seat: int
     """Cell and engine in one number."""
     address: EngineAddress
     client: EngineClient
     link: KvLink | None
     open: bool = False
-    calls: set[_Call] = field(default_factory=set)
+    draining: bool = False
+    """Closed, and what is in flight still runs here."""
+    calls: set[Call] = field(default_factory=set)
     executions: Counter[int] = field(default_factory=Counter)
     """Calls in flight here per execution; its size is what capacity limits."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,19 +67,21 @@ class _Route:
 
 
 @dataclass(eq=False)
-class _Call:
+class Call:
     request: GenerateRequest
     execution: int
     number: int
     """Order of arrival."""
     output: asyncio.Queue[TokenChunk | BaseException] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
-    route: _Route | None = None
+    route: Route | None = None
     attempt: asyncio.Task[None] | None = None
-    granted: asyncio.Future[_Route] | None = None
+    granted: asyncio.Future[Route] | None = None
+    held: bool = False
+    """It waits until its cell's KV may be handed over."""
     moving: bool = False
     """It has lost a route and continues elsewhere."""
-    origin: _Route | None = None
+    origin: Route | None = None
     """Whose engine has its KV: the last that sampled for it, or for what it goes on from."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Since its last route closed it has sampled elsewhere, or ended."""
@@ -101,11 +106,12 @@ class Router:
         self._cool_down = cool_down
         self._connector = connector
         self._linker = linker
-        self._conversations = WaitingConversations()
-        self._routes: dict[int, _Route] = {}
-        self._home: dict[int, int] = {}
-        self._waiting: list[_Call] = []
+        self.conversations = WaitingConversations()
+        self._routes: dict[int, Route] = {}
+        self.home: dict[int, int] = {}
+        self.waiting: list[Call] = []
         self._arrived = 0
+        self._leaving: dict[int, Leaving] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._tokens = 0
@@ -120,14 +126,15 @@ class Router:
             return
         if old is not None:
             del self._routes[seat]
-            self._conversations.leave(seat)
-            self._shut(old)
+            self._leaving.pop(cell, None)
+            self.conversations.leave(seat)
+            self.shut(old)
             self._spawn(self._close_client(old))
         if address is not None:
-            self._routes[seat] = _Route(seat, address, self._connector(address), self._linker(address))
-        self._dispatch()
+            self._routes[seat] = Route(seat, address, self._connector(address), self._linker(address))
+        self.dispatch()
 
-    def _of(self, cell: int) -> list[_Route]:
+    def _of(self, cell: int) -> list[Route]:
         return [route for _, route in sorted(self._routes.items()) if route.cell == cell]
 
     def open(self, cell: int) -> None:
@@ -136,66 +143,49 @@ class Router:
         if not routes:
             raise KeyError(cell)
         for route in routes:
-            route.open, route.faults, route.not_before, route.departure = True, 0, 0.0, None
-        self._dispatch()
+            route.open, route.draining, route.faults, route.not_before, route.departure = True, False, 0, 0.0, None
+        leaving = self._leaving.pop(cell, None)
+        if leaving is not None:
+            leaving.unhold()
+            self._spawn(leaving.give_up())
+        self.dispatch()
 
     async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
-        """Admit nothing more, cancel what is in flight there and continue it elsewhere, or hold it until a route opens.
+        """All phases of leaving: admit nothing more, cancel what is in flight, continue it elsewhere or hold it until a route opens.
 
         Answers {moved, held, seconds} and, where KV was handed over, `handover` (Departure.report, added up over the cell's engines); a
         cell without a route has nothing to move. `hand_over` False: its KV is of no use elsewhere, for the weights change. Raises
         TimeoutError after `deadline` seconds (the routes stay closed).
         """
-        routes = self._of(cell)
-        for route in routes:  # none of them takes what another one gives up
-            route.open = False
-        closing = [self._close(route, deadline, hand_over) for route in routes]
-        found = await asyncio.gather(*closing, return_exceptions=True)
-        for failed in found:
-            if isinstance(failed, BaseException):
-                raise failed
-        return _added([answer for answer in found if isinstance(answer, dict)])
+        if not self._of(cell):
+            return {"moved": 0, "held": 0, "seconds": 0.0}
+        leaving = self.unroute(cell, hand_over)
+        if hand_over:
+            await leaving.reserve(0.0)
+        await leaving.hold(deadline)
+        leaving.hand_over()
+        answer = await leaving.acknowledge(deadline)
+        return {name: answer[name] for name in ("moved", "held", "handover", "seconds") if name in answer}
 
-    async def _close(self, route: _Route, deadline: float, hand_over: bool) -> dict[str, Any]:
-        """`close` for one engine."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        cell = route.cell
-        calls = list(route.calls)
-        waiting = self._conversations.leave(route.seat)
-        departure, repeated = route.departure, route.departure is not None
-        if hand_over and route.link is not None and departure is None:
-            departure = route.departure = Departure(route.link)
-        for call in calls:
-            call.settled.clear()
-            call.origin = call.origin if hand_over else None
-        self._shut(route)
-        try:
-            await asyncio.wait_for(self._empty(route), deadline)
-        except TimeoutError:
-            if departure is not None and not repeated:
-                route.departure = None
-                await departure.end()
-            raise TimeoutError(f"closing the route of cell {cell}: {len(route.calls)} calls still there after {deadline:.1f} s") from None
-        held = len(set(self._waiting).intersection(calls))
-        moved = sum(call.route is not None for call in calls)
-        answer: dict[str, Any] = {"moved": moved, "held": held}
-        if departure is not None:
-            if not repeated:
-                await self._hand_over(route, departure, calls, waiting, began + deadline)
-            answer["handover"] = await departure.report()
-        answer["seconds"] = seconds = loop.time() - began
-        log.info("route of cell %d closed in %.3f s: %d calls moved, %d held; %s", cell, seconds, moved, held, answer.get("handover", ""))
-        return answer
+    def unroute(self, cell: int, hand_over: bool = True) -> Leaving:
+        """Nothing new goes there; the way out, phase by phase (leaving.py). The same one until the routes open or an engine changes."""
+        leaving = self._leaving.get(cell)
+        if leaving is None or leaving.hands_over is not hand_over:
+            leaving = self._leaving[cell] = Leaving(self, cell, self._of(cell), hand_over)
+        return leaving
+
+    def leaving(self, cell: int) -> Leaving | None:
+        """The way out that `unroute` began, if the cell's routes have not opened since."""
+        return self._leaving.get(cell)
 
     def forget(self, execution: int) -> None:
         """An execution has ended: it no longer counts where it lived, and nothing of it waits."""
-        self._conversations.forget(execution)
-        self._home.pop(execution, None)
+        self.conversations.forget(execution)
+        self.home.pop(execution, None)
 
     def cell_of(self, execution: int) -> int | None:
         """Where an execution lives."""
-        seat = self._home.get(execution)
+        seat = self.home.get(execution)
         return None if seat is None else seat // _SEATS
 
     def counts(self) -> dict[str, object]:
@@ -203,7 +193,7 @@ class Router:
 
         `executions` have calls in flight there, `homes` live there.
         """
-        homes = Counter(seat // _SEATS for seat in self._home.values())
+        homes = Counter(seat // _SEATS for seat in self.home.values())
         cells = {
             cell: {
                 "open": all(r.open for r in of_cell),
@@ -219,14 +209,14 @@ class Router:
         }
         return {
             "in_flight": sum(len(r.calls) for r in self._routes.values()),
-            "held": len(self._waiting),
+            "held": len(self.waiting),
             "tokens": self._tokens,
             "cells": cells,
         }
 
     async def aclose(self) -> None:
         """Give up every route; calls still there fail."""
-        for call in [*self._waiting, *(call for route in self._routes.values() for call in route.calls)]:
+        for call in [*self.waiting, *(call for route in self._routes.values() for call in route.calls)]:
             call.output.put_nowait(EngineFault("the gateway stops"))
         for seat in list(self._routes):
             self.set_route(seat // _SEATS, None, seat % _SEATS)
@@ -243,9 +233,9 @@ class Router:
         """
         if request.sampling.max_tokens < 1:
             raise RequestRefused(f"max_tokens = {request.sampling.max_tokens}")
-        call = _Call(request, execution, self._arrived)
+        call = Call(request, execution, self._arrived)
         self._arrived += 1
-        known = self._conversations.begin(execution, request.prompt)
+        known = self.conversations.begin(execution, request.prompt)
         call.origin = self._routes.get(known) if known is not None else None
         pump = asyncio.create_task(self._carry(call))
         try:
@@ -264,7 +254,7 @@ class Router:
             with contextlib.suppress(asyncio.CancelledError):
                 await pump
 
-    async def _carry(self, call: _Call) -> None:
+    async def _carry(self, call: Call) -> None:
         """Run attempts until the call is finished or given up; the outcome always reaches the reader."""
         try:
             while True:
@@ -299,10 +289,10 @@ class Router:
         finally:
             call.settled.set()
             origin = call.origin
-            if origin is not None and origin.link is not None and origin.open:
-                self._conversations.end(call.execution, origin.seat, extended(call.request.prompt, call.tokens))
+            if origin is not None and origin.link is not None and (origin.open or origin.draining):
+                self.conversations.end(call.execution, origin.seat, extended(call.request.prompt, call.tokens))
 
-    async def _attempt(self, call: _Call, route: _Route) -> None:
+    async def _attempt(self, call: Call, route: Route) -> None:
         """Stream from one engine until the call is finished. Cancelled when the route closes. Raises EngineFault."""
         base, done = call.request, len(call.tokens)
         rest = replace(base.sampling, max_tokens=base.sampling.max_tokens - done)
@@ -325,7 +315,7 @@ class Router:
             await stream.aclose()
 
     @staticmethod
-    def _accept(call: _Call, chunk: TokenChunk) -> bool:
+    def _accept(call: Call, chunk: TokenChunk) -> bool:
         """Keep a chunk and pass it on; True when the call is finished, whether or not the engine was still able to say so."""
         limit, stop = call.request.sampling.max_tokens, call.request.sampling.stop
         if len(call.tokens) + len(chunk.tokens) > limit:
@@ -337,7 +327,7 @@ class Router:
         call.output.put_nowait(chunk if finish == chunk.finish else replace(chunk, finish=finish))
         return finish is not None
 
-    def _blame(self, route: _Route, call: _Call, fault: EngineFault) -> None:
+    def _blame(self, route: Route, call: Call, fault: EngineFault) -> None:
         """Count a fault of an open route; raises it when the call has had enough. What fails all its calls at once is one fault."""
         call.faults += 1
         now = asyncio.get_running_loop().time()
@@ -348,55 +338,32 @@ class Router:
         if call.faults > self._faults:
             raise fault
 
-    # handing over KV
-
-    async def _hand_over(self, route: _Route, departure: Departure, calls: list[_Call], waiting: list[Conversation], until: float) -> None:
-        """Wait until all of this route's KV has arrived elsewhere or was given up."""
-        work: list[Coroutine[None, None, object]] = [call.settled.wait() for call in calls if call.route is not None]
-        for conversation in waiting:
-            haven = self._haven(conversation.execution)
-            if haven is not None:
-                work.append(self._bring(departure, conversation, haven))
-        # half of what is left: pins that are given up last may still hold up what follows the close
-        patience = min(departure.patience, max(until - asyncio.get_running_loop().time(), 0.0) / 2.0)
-        tasks = [asyncio.ensure_future(item) for item in work]
-        pending = (await asyncio.wait(tasks, timeout=patience))[1] if tasks else set()
-        if pending:
-            log.warning("cell %d: %d hand-overs given up after %.1f s", route.cell, len(pending), patience)
-            for task in pending:
-                task.cancel()
-            await asyncio.wait(pending)
-        if route.departure is departure:
-            route.departure = None
-        await departure.end()
-
-    async def _bring(self, departure: Departure, conversation: Conversation, haven: _Route) -> bool:
-        arrived = await departure.bring(haven.client, haven.link, conversation.tokens)
-        if arrived and self._home.get(conversation.execution) == haven.seat:  # else it has ended or gone on meanwhile
-            self._conversations.end(conversation.execution, haven.seat, conversation.tokens)
-        return arrived
-
-    def _haven(self, execution: int) -> _Route | None:
+    def haven(self, execution: int) -> Route | None:
         """Where an execution that waits lives from now on: where its calls went, or the last open cell that has room for it."""
-        now = asyncio.get_running_loop().time()
-        usable = {seat: r for seat, r in self._routes.items() if r.open and r.not_before <= now and r.link is not None}
-        home = usable.get(self._home.get(execution, -1))
-        if home is None:
-            homes = Counter(self._home.values())
-            free = [r for r in usable.values() if max(homes[r.seat], len(r.executions)) < r.address.capacity]
-            if not free:
-                return None
-            home = max(free, key=lambda r: (r.cell, -_load(r, homes), r.seat))
-            self._home.setdefault(execution, home.seat)
+        home = self._usable().get(self.home.get(execution, -1))
+        if home is None or home.link is None:
+            home = self.place_for(execution, linked=True)
+            if home is not None:
+                self.home.setdefault(execution, home.seat)
         return home
+
+    def place_for(self, execution: int, linked: bool = False) -> Route | None:
+        """The last open cell with room for one more execution, of its engines the emptiest; `linked`: that can take KV over."""
+        homes = Counter(self.home.values())
+        free = [r for r in self._usable().values() if max(homes[r.seat], len(r.executions)) < r.address.capacity]
+        return max((r for r in free if r.link is not None or not linked), key=lambda r: (r.cell, -load(r, homes), r.seat), default=None)
+
+    def _usable(self) -> dict[int, Route]:
+        now = asyncio.get_running_loop().time()
+        return {seat: r for seat, r in self._routes.items() if r.open and r.not_before <= now}
 
     # placement
 
-    async def _place(self, call: _Call) -> _Route:
+    async def _place(self, call: Call) -> Route:
         """Wait for room on an open engine; the call counts there when this returns."""
         call.granted = asyncio.get_running_loop().create_future()
-        insort(self._waiting, call, key=lambda c: c.number)
-        self._dispatch()
+        insort(self.waiting, call, key=lambda c: c.number)
+        self.dispatch()
         waited = 0.0
         try:
             while not (await asyncio.wait([call.granted], timeout=_HELD_LOG))[0]:
@@ -404,35 +371,36 @@ class Router:
                 log.warning("call %s held for %.0f s: no open engine has room", call.request.request_id, waited)
             return call.granted.result()
         except asyncio.CancelledError:
-            if call in self._waiting:
-                self._waiting.remove(call)
+            if call in self.waiting:
+                self.waiting.remove(call)
             if call.route is not None:
                 self._left(call, call.route)
             raise
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
         """Place waiting calls in order. Only a call of an execution that is already on an engine may pass one that finds no room."""
-        now = asyncio.get_running_loop().time()
-        usable = {seat: route for seat, route in self._routes.items() if route.open and route.not_before <= now}
-        left: list[_Call] = []
-        for call in self._waiting if usable else ():
-            route = self._choose(call, usable, room=not left)
+        usable = self._usable()
+        left: list[Call] = []
+        full = False
+        for call in self.waiting if usable else ():
+            route = None if call.held else self._choose(call, usable, room=not full)
             if route is None:
                 left.append(call)
+                full = full or not call.held
                 continue
             call.route = route
             route.calls.add(call)
             route.executions[call.execution] += 1
             route.idle.clear()
-            self._home[call.execution] = route.seat
+            self.home[call.execution] = route.seat
             if call.granted is not None and not call.granted.done():
                 call.granted.set_result(route)
         if usable:
-            self._waiting = left
+            self.waiting = left
         self._wake_after_cool_down()
 
-    def _choose(self, call: _Call, usable: dict[int, _Route], room: bool) -> _Route | None:
-        home = usable.get(self._home.get(call.execution, -1))
+    def _choose(self, call: Call, usable: dict[int, Route], room: bool) -> Route | None:
+        home = usable.get(self.home.get(call.execution, -1))
         if home is not None and call.execution in home.executions:
             return home
         if not room:
@@ -442,10 +410,10 @@ class Router:
             return None
         if home is not None and home.seat in free:
             return home
-        homes = Counter(self._home.values())
+        homes = Counter(self.home.values())
         if call.moving:
-            return max(free.values(), key=lambda r: (r.cell, -_load(r, homes), r.seat))
-        return min(free.values(), key=lambda r: (_load(r, homes), -r.seat))
+            return max(free.values(), key=lambda r: (r.cell, -load(r, homes), r.seat))
+        return min(free.values(), key=lambda r: (load(r, homes), -r.seat))
 
     def _wake_after_cool_down(self) -> None:
         if self._wake is not None:
@@ -453,10 +421,10 @@ class Router:
             self._wake = None
         loop = asyncio.get_running_loop()
         later = [r.not_before for r in self._routes.values() if r.open and r.not_before > loop.time()]
-        if later and self._waiting:
-            self._wake = loop.call_at(min(later) + 0.001, self._dispatch)
+        if later and self.waiting:
+            self._wake = loop.call_at(min(later) + 0.001, self.dispatch)
 
-    def _left(self, call: _Call, route: _Route) -> None:
+    def _left(self, call: Call, route: Route) -> None:
         """A call no longer runs on a route: its place is free."""
         if call.route is not route:
             return
@@ -467,25 +435,25 @@ class Router:
             del route.executions[call.execution]
         if not route.calls:
             route.idle.set()
-        self._dispatch()
+        self.dispatch()
 
-    def _shut(self, route: _Route) -> None:
+    def shut(self, route: Route) -> None:
         route.open = False
-        for execution, seat in list(self._home.items()):
+        for execution, seat in list(self.home.items()):
             if seat == route.seat:
-                del self._home[execution]
+                del self.home[execution]
         for call in route.calls:
             if call.attempt is not None:
                 call.attempt.cancel()
 
     @staticmethod
-    async def _empty(route: _Route) -> None:
+    async def emptied(route: Route) -> None:
         while route.calls:
             route.idle.clear()
             await route.idle.wait()
 
-    async def _close_client(self, route: _Route) -> None:
-        await self._empty(route)
+    async def _close_client(self, route: Route) -> None:
+        await self.emptied(route)
         await route.client.close()
         if route.link is not None:
             await route.link.close()
@@ -494,31 +462,3 @@ class Router:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _load(route: _Route, homes: Counter[int]) -> float:
-    """Executions that live there or call it now, relative to what it holds."""
-    return max(homes[route.seat], len(route.executions)) / route.address.capacity
-
-
-def _added(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """What closing a cell did, from its engines' answers: counts add up, the longest decides the seconds."""
-    whole: dict[str, Any] = {"moved": 0, "held": 0, "seconds": max((answer["seconds"] for answer in answers), default=0.0)}
-    for answer in answers:
-        whole["moved"] += answer["moved"]
-        whole["held"] += answer["held"]
-        if "handover" in answer:
-            whole["handover"] = _summed(whole.get("handover", {}), answer["handover"])
-    return whole
-
-
-def _summed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Two reports key by key, nested ones likewise: counts are added, of seconds the longest stands."""
-    both = dict(one)
-    for key, value in other.items():
-        before = both.get(key)
-        if isinstance(value, dict):
-            both[key] = _summed(before or {}, value)
-        else:
-            both[key] = value if before is None else max(before, value) if isinstance(value, float) else before + value
-    return both

@@ -168,5 +168,5 @@ async def test_random_closes_and_failures_change_no_token(seed: int) -> None:
             assert counts["in_flight"] == 0
     await asyncio.gather(*tasks)
     assert handed > 0
-    assert not router._conversations._kept, "nothing is kept of executions that ended"
+    assert not router.conversations._kept, "nothing is kept of executions that ended"
     await router.aclose()
