@@ -24,6 +24,10 @@ _ANSWER = 30.0
 _PAUSE = 0.2
 
 
+class PhaseFailed(Exception):
+    """A phase of a transfer did not succeed within its deadline, and has to be undone."""
+
+
 class ControlClient:
     """`url` "http://host:port"; `deadline`: seconds that the gateway may be out of reach."""
 
@@ -76,6 +80,11 @@ class ControlClient:
         answer: dict[str, Any] = self._post(f"/control/routes/{cell}/close", body, deadline)
         return answer
 
+    def phase(self, cell: int, phase: str, deadline: float, undo: bool = False) -> dict[str, Any]:
+        """One phase of a cell's way out of rollout (gateway/leaving.py), or its undo. Raises PhaseFailed, whose undo is what follows."""
+        answer: dict[str, Any] = self._post(f"/control/routes/{cell}/phase", {"phase": phase, "deadline": deadline, "undo": undo}, deadline)
+        return answer
+
     def status(self) -> dict[str, Any]:
         """Counts of executions, calls and tokens."""
         answer: dict[str, Any] = self._request("GET", "/control/status", None, 0.0)
@@ -111,6 +120,8 @@ class ControlClient:
         if response.status == 200:
             return json.loads(data)
         line = _line(data)
+        if response.status == 409 and path.endswith("/phase"):
+            raise PhaseFailed(line)
         if response.status in (503, 504):
             raise Resumable(f"gateway {path}: {line}", "see the gateway's log; the same command resumes")
         raise GyreError(f"gateway {path}: HTTP {response.status} {line}", "a mistake of ours: see the gateway's log")

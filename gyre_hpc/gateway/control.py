@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from aiohttp import web
 from pydantic import Field
@@ -30,6 +30,7 @@ class Routes(Protocol):
     def set_route(self, cell: int, address: EngineAddress | None, engine: int = 0) -> None: ...
     def open(self, cell: int) -> None: ...
     async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]: ...
+    async def phase(self, cell: int, phase: str, deadline: float, undo: bool = False) -> dict[str, Any]: ...
     def forget(self, execution: int) -> None: ...
     def counts(self) -> dict[str, object]: ...
 
@@ -93,6 +94,12 @@ class _Close(Body):
     hand_over: bool = True
 
 
+class _Phase(Body):
+    phase: Literal["unroute", "reserve", "hold", "hand-over", "acknowledge"]
+    deadline: float = Field(gt=0.0)
+    undo: bool = False
+
+
 class ControlApi:
     """Handlers of the control API. `commit` returns when all that was appended to the store is durable."""
 
@@ -117,6 +124,7 @@ class ControlApi:
             ("/control/routes", self.set_route),
             ("/control/routes/{cell}/open", self.open_route),
             ("/control/routes/{cell}/close", self.close_route),
+            ("/control/routes/{cell}/phase", self.phase),
         ]
         return [
             web.get("/control/status", self._bearer.guarded(self.status)),
@@ -227,6 +235,14 @@ class ControlApi:
             return json_answer(await self._router.close(number(request, "cell"), body.deadline, body.hand_over))
         except TimeoutError as error:
             raise Refused(504, str(error)) from None
+
+    async def phase(self, request: web.Request) -> web.Response:
+        """One phase of a cell's way out of rollout, or its undo; 409 where it did not succeed: its undo is asked for next."""
+        body = await read_body(request, _Phase)
+        try:
+            return json_answer(await self._router.phase(number(request, "cell"), body.phase, body.deadline, body.undo))
+        except (TimeoutError, KeyError) as error:
+            raise Refused(409, str(error)) from None
 
     async def status(self, request: web.Request) -> web.Response:
         return json_answer({**self._router.counts(), **self._ledger.counts()})

@@ -174,9 +174,40 @@ class Router:
             leaving = self._leaving[cell] = Leaving(self, cell, self._of(cell), hand_over)
         return leaving
 
-    def leaving(self, cell: int) -> Leaving | None:
-        """The way out that `unroute` began, if the cell's routes have not opened since."""
-        return self._leaving.get(cell)
+    async def phase(self, cell: int, phase: str, deadline: float, undo: bool = False) -> dict[str, Any]:
+        """One phase of leaving, as named in cells/transfer.py, or its undo. TimeoutError; KeyError for a cell that is not leaving.
+
+        A cell without a route leaves at once: nothing is there.
+        """
+        if phase == "unroute" and undo:
+            if self._of(cell):
+                self.open(cell)
+            return {}
+        leaving = self.unroute(cell) if phase == "unroute" and not undo else self._leaving.get(cell)
+        if leaving is None:
+            if undo:
+                return {}
+            raise KeyError(f"cell {cell} is not leaving: {phase} before unroute")
+        match phase, undo:
+            case "unroute", False:
+                return dict(leaving.left())
+            case "reserve", False:
+                return dict(await leaving.reserve(deadline))
+            case "hold", False:
+                return dict(await leaving.hold(deadline))
+            case "hand-over", False:
+                return dict(leaving.hand_over())
+            case "acknowledge", False:
+                return await leaving.acknowledge(deadline)
+            case "reserve", True:
+                leaving.unreserve()
+            case "hold", True:
+                leaving.unhold()
+            case "hand-over" | "acknowledge", True:
+                await leaving.give_up()
+            case _:
+                raise KeyError(f"no phase {phase}")
+        return {}
 
     def forget(self, execution: int) -> None:
         """An execution has ended: it no longer counts where it lived, and nothing of it waits."""

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.events import EventLog, read_events
-from gyre_hpc.gateway.client import ControlClient
+from gyre_hpc.gateway.client import ControlClient, PhaseFailed
 from gyre_hpc.gateway.control import ControlApi, add_control_routes
 from gyre_hpc.gateway.ledger import Ledger
 from gyre_hpc.gateway.pump import EventPump
@@ -47,6 +47,11 @@ class FakeRouter:
         if deadline < 0.1:
             raise TimeoutError(f"closing the route of cell {cell}: 1 calls still there")
         return {"moved": 2, "held": 1, "seconds": 0.1}
+
+    async def phase(self, cell: int, phase: str, deadline: float, undo: bool = False) -> dict[str, Any]:
+        if phase == "hold" and not undo:
+            raise TimeoutError("1 calls still there")
+        return {"undone": phase} if undo else {"executions": 3}
 
     def forget(self, execution: int) -> None:
         self.forgotten.append(execution)
@@ -268,6 +273,10 @@ async def test_routes(tmp_path: Path) -> None:
         assert await asyncio.to_thread(client.close_route, 1, 5.0) == {"moved": 2, "held": 1, "seconds": 0.1}
         with pytest.raises(Resumable, match="1 calls still there"):
             await asyncio.to_thread(client.close_route, 1, 0.05)
+        assert await asyncio.to_thread(client.phase, 1, "unroute", 5.0) == {"executions": 3}
+        with pytest.raises(PhaseFailed, match="1 calls still there"):
+            await asyncio.to_thread(client.phase, 1, "hold", 5.0)
+        assert await asyncio.to_thread(client.phase, 1, "hold", 5.0, True) == {"undone": "hold"}
         with pytest.raises(GyreError, match="HTTP 404 cell 5 has no route"):
             await asyncio.to_thread(client.open_route, 5)
         with pytest.raises(GyreError, match="HTTP 400 address of cell 1"):
