@@ -6,6 +6,7 @@ run the same executions. Durations are seconds of work: wall clock on an engine 
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gyre_hpc.errors import GyreError
+from gyre_hpc.simulation.sessions import GROUP_SPREAD, active_seconds
 
 _BLOCK = 64
 """Groups drawn at once."""
@@ -81,12 +83,14 @@ class LogNormal:
 class Recorded:
     """Groups that were recorded, drawn again at random as wholes, so that a task's effect stays; `groups` in seconds.
 
-    `replay`: in the order in which they were dispatched instead, from the start again when they are used up.
+    `replay`: in the order in which they were dispatched instead, from the start again when they are used up. `spread`: sigma of log time
+    around the one duration of a group that was recorded once and is drawn as several (0: all of them take that long).
     """
 
     groups: tuple[tuple[float, ...], ...]
     limits: Limits = Limits()
     replay: bool = False
+    spread: float = 0.0
 
     def group(self, seed: int, group: int, size: int) -> Sequence[float]:
         if self.replay and len(self.groups[group % len(self.groups)]) == size:
@@ -95,6 +99,9 @@ class Recorded:
         found = self.groups[int(chance.integers(len(self.groups)))]
         if len(found) == size:
             return found
+        if len(found) == 1 and self.spread > 0:
+            factors = np.exp(self.spread * chance.standard_normal(size) - self.spread**2 / 2)
+            return [float(found[0] * factor) for factor in factors]
         return [found[int(i)] for i in chance.integers(len(found), size=size)]
 
     @property
@@ -107,20 +114,30 @@ class Recorded:
 
 
 def read_recorded(path: Path) -> Recorded:
-    """Durations out of JSON lines: a run's events.jsonl, or lines {"group", "seconds"} of anybody's. Raises GyreError.
+    """Durations out of JSON lines: a run's events.jsonl, lines {"group", "seconds"} of anybody's, or recorded sessions
+    (gyre_hpc/simulation/sessions.py); `.gz` is unpacked. Raises GyreError.
 
     Of an event log the lines of kind `execution.end` count; executions that never ran (0 s) are left out.
     """
     groups: dict[Any, list[float]] = {}
+    spread = 0.0
     try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise GyreError(f"{path}: {error.strerror}", "give a run's directory, or a file of JSON lines with group and seconds") from None
+        lines = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode().splitlines()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "this is no text"
+        raise GyreError(f"{path}: {why}", "give a run's directory, or a file of JSON lines with group and seconds") from None
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-            if entry.get("kind", "execution.end") == "execution.end" and float(entry["seconds"]) > 0:
-                groups.setdefault(entry["group"], []).append(float(entry["seconds"]))
+            if entry.get("kind", "execution.end") != "execution.end":
+                continue
+            session = "requests" in entry
+            group, seconds = (entry.get("id", number), active_seconds(entry)) if session else (entry["group"], float(entry["seconds"]))
+            if not 0 <= seconds < math.inf:
+                raise ValueError(seconds)
+            spread = GROUP_SPREAD if session else spread
+            if seconds > 0:
+                groups.setdefault(group, []).append(seconds)
         except (ValueError, KeyError, TypeError, AttributeError):
             if number == len(lines) and "kind" in line:  # a run that is writing
                 continue
@@ -128,4 +145,4 @@ def read_recorded(path: Path) -> Recorded:
     if not groups:
         raise GyreError(f"{path} tells of no execution that ended", "wait until the run has some, or give another file")
     order = sorted(groups) if all(isinstance(group, int) for group in groups) else list(groups)
-    return Recorded(tuple(tuple(groups[group]) for group in order))
+    return Recorded(tuple(tuple(groups[group]) for group in order), spread=spread)

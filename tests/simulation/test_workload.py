@@ -61,6 +61,9 @@ def test_an_event_log_and_plain_lines_are_read(tmp_path: Path) -> None:
     [
         ('{"group": 1}\n{"group": 1, "seconds": 3}\n', "line 1: no JSON object"),
         ("[1]\n", "line 1"),
+        ('{"group": 1, "seconds": -3}\n', "line 1"),
+        ('{"group": 1, "seconds": NaN}\n{"group": 1, "seconds": 3}\n', "line 1"),
+        ('{"requests": [{"api_time": 3}]}\n{"group": 1, "seconds": 3}\n', "line 1"),
         ('{"kind": "run.start"}\n', "no execution"),
     ],
 )
