@@ -1,6 +1,7 @@
 """How a process of a run tells the driver why it dies: one small JSON file per process in the attempt's runtime folder.
 
-Invariant: the driver prints one line for a stopped run. The first file (by time written) is the cause; later ones are what it dragged down.
+Invariant: the driver prints one line for a stopped run. The first file (by time written) is the cause; later ones are what it dragged down,
+and so is every error that comes out of the MPI library: it says that a peer is gone, never why.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 
 @dataclass(frozen=True)
 class Failure:
-    """Who died of what; `t` seconds since the epoch on the node of that process."""
+    """Who died of what; `t` seconds since the epoch on the node of that process. `consequence`: somebody else died before."""
 
     who: str
     what: str
     remedy: str
     exit_code: int
     t: float
+    consequence: bool = False
 
     def error(self) -> GyreError:
         """The same as an exception for the command line, with the same exit code."""
@@ -39,7 +41,8 @@ def as_failure(who: str, error: BaseException) -> Failure:
         remedy = "free space in the run directory; the same command resumes"
         return Failure(who, f"disk full: {error.filename or error}", remedy, int(ExitCode.RESUMABLE), time.time())
     text = " ".join(str(error).split())[:300]
-    return Failure(who, f"{type(error).__name__}: {text}", "see its log; the same command resumes", int(ExitCode.RESUMABLE), time.time())
+    what, remedy, code = f"{type(error).__name__}: {text}", "see its log; the same command resumes", int(ExitCode.RESUMABLE)
+    return Failure(who, what, remedy, code, time.time(), consequence=type(error).__module__.startswith("mpi4py"))
 
 
 def record_failure(folder: Path, failure: Failure) -> None:
@@ -53,11 +56,11 @@ def record_failure(folder: Path, failure: Failure) -> None:
 
 
 def first_failure(folder: Path) -> Failure | None:
-    """The earliest recorded failure of this attempt."""
+    """The earliest recorded failure of this attempt; a consequence only where there is nothing else."""
     found = []
     for path in folder.glob("failure-*.json"):
         try:
             found.append(Failure(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError):
             continue
-    return min(found, key=lambda failure: failure.t, default=None)
+    return min(found, key=lambda failure: (failure.consequence, failure.t), default=None)

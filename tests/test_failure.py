@@ -29,3 +29,15 @@ def test_what_is_said_of_an_exception() -> None:
     other = as_failure("a", ValueError("two\nlines"))
     assert (other.what, other.exit_code) == ("ValueError: two lines", ExitCode.RESUMABLE)
     assert as_failure("a", GyreError("x")).exit_code == ExitCode.FAILED
+
+
+def test_an_error_of_the_mpi_library_is_a_consequence_and_never_hides_a_cause(tmp_path: Path) -> None:
+    broken = type("Exception", (RuntimeError,), {"__module__": "mpi4py.MPI"})("Other MPI error")
+    record_failure(tmp_path, as_failure("controller", broken))
+    found = first_failure(tmp_path)
+    assert found is not None
+    assert found.consequence
+    record_failure(tmp_path, as_failure("rank-00001", ConfigError("no such model", "name another")))
+    found = first_failure(tmp_path)
+    assert found is not None
+    assert found.who == "rank-00001"

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from gyre_hpc import checkpoint as checkpoints
 from gyre_hpc.config import Config, load
+from gyre_hpc.driver.world import mark_ready, mark_through
 from gyre_hpc.errors import ExitCode, GyreError
 from gyre_hpc.events import read_events
 from gyre_hpc.failure import as_failure, record_failure
@@ -64,7 +65,7 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     engine = _start_engine(config, paths, runtime, layout, rank, base)
     # tasks of a folder are gated here, in boxes: before MPI_Init as well
     tasks = task_source(config, paths) if rank == 0 else None
-    world = _init_mpi()
+    world = _init_mpi(paths.runtime(runtime.attempt), rank)
     ranks = build(layout, world)
     claims = Claims(ranks.world)
     checkpoint = world.bcast(_checkpoint(config, paths, base) if rank == 0 else None, root=0)
@@ -167,7 +168,8 @@ def _host(runtime: Runtime) -> str:
     return "127.0.0.1" if urlsplit(runtime.gateway_url).hostname == "127.0.0.1" else socket.gethostname()
 
 
-def _init_mpi() -> Any:
+def _init_mpi(folder: Path, rank: int) -> Any:
+    """MPI_COMM_WORLD. The driver watches: with every rank here, MPI_Init has `deadlines.start` seconds (driver/world.py)."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -175,7 +177,9 @@ def _init_mpi() -> Any:
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
+    mark_ready(folder, rank)
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    mark_through(folder, rank)
     return MPI.COMM_WORLD
 
 

@@ -29,13 +29,14 @@ from typing import TypeVar
 from gyre_hpc.config import BUILTIN_MODEL, Config
 from gyre_hpc.driver import disk, requeue, rundir
 from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, place
-from gyre_hpc.driver.ending import stop_all, verdict
+from gyre_hpc.driver.ending import end_one, stop_all, verdict
 from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, Surroundings, make_launcher, started
 from gyre_hpc.driver.lines import printer
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.driver.runlock import RENEW, RunLock
 from gyre_hpc.driver.signals import TIME_UP, Signals
 from gyre_hpc.driver.waiting import wait_for
+from gyre_hpc.driver.world import TRIES, WorldWatch
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.events import EventLog, EventTail, read_events
 from gyre_hpc.failure import first_failure
@@ -118,6 +119,8 @@ class Attempt:
         self.logs = paths.attempt_logs(self.number)
         self.events = EventLog(paths.events)
         self.children: list[Child] = []
+        self._ranks = WorldWatch(self.folder, len(world.placement.ranks), config.deadlines.start)
+        self._start_ranks: Callable[[], Child] | None = None
         self._tail = EventTail(paths.events)
         self._tail.read()
         self._show = printer(say) if watcher is None else None
@@ -175,7 +178,8 @@ class Attempt:
         where = Surroundings(self.folder, self.logs, extra)
         for node in world.allocation.nodes:
             self._add(world.launcher.on_node(f"supervisor-{node}", node, world.programs.supervisor(node), where))
-        self._add(world.launcher.mpi(world.programs.mpi(), world.placement, where))
+        self._start_ranks = lambda: world.launcher.mpi(world.programs.mpi(), world.placement, where)
+        self._add(self._start_ranks())
         for child in self.children:
             self._await_marks(child, limit)
         log.info("all %d processes started", sum(child.marks for child in self.children))
@@ -237,6 +241,7 @@ class Attempt:
         dead = next((child for child in self.children if child.process.poll() is not None), None)
         if dead is None:
             self._check_said()
+            self._check_world()
             return False
         if dead.name == MPI_STEP and dead.process.returncode == 0:
             return True
@@ -245,7 +250,28 @@ class Attempt:
         while time.monotonic() < settled:
             self._check_asked()
             time.sleep(POLL)
+        if dead.name == MPI_STEP and self._ranks.starting() and first_failure(self.folder) is None:
+            return self._again(dead, f"MPI did not start: the step ended with status {dead.process.returncode}")
         raise verdict(dead, self.folder)
+
+    def _check_world(self) -> None:
+        """Ranks that hang in MPI_Init are started again."""
+        if self._ranks.hangs(time.monotonic()):
+            mpi = next(child for child in self.children if child.name == MPI_STEP)
+            self._again(mpi, f"MPI did not start: ranks hang in MPI_Init since {self._ranks.limit:.0f} s")
+
+    def _again(self, mpi: Child, why: str) -> bool:
+        """Start the ranks again (False: the run is not finished). Raises Resumable when they were started often enough."""
+        assert self._start_ranks is not None
+        self.children.remove(mpi)
+        end_one(mpi, self.world.launcher, self.folder, MARK)
+        tries = self._ranks.tries
+        if not self._ranks.again():
+            raise Resumable(f"{why}, {TRIES} times; log: {mpi.log}", "`gyre doctor`; MPIR_CVAR_CH4_NETMOD chooses MPICH's network")
+        log.warning("%s; starting it again (try %d of %d), log %s", why, tries + 1, TRIES, mpi.log)
+        self.events.emit("mpi.again", attempt=self.number, tries=tries + 1, why=why)
+        self._add(self._start_ranks())
+        return False
 
     def _check_said(self) -> None:
         """Raises a failure that a process wrote down a while ago without taking its step along."""

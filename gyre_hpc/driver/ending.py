@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gyre_hpc import processes
-from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher
+from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, started
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.failure import first_failure
 
@@ -39,7 +39,11 @@ def verdict(dead: Child, folder: Path) -> GyreError:
     """
     number = signal_of(dead)
     failure = first_failure(folder)
-    if failure is not None and (number is None or dead.name == MPI_STEP or failure.who == dead.name):
+    if failure is not None and not failure.consequence and (number is None or dead.name == MPI_STEP or failure.who == dead.name):
+        return failure.error()
+    if number is None and dead.name == MPI_STEP:
+        number = _task_signal(dead)
+    if number is None and failure is not None:
         return failure.error()
     how = f"ended with status {dead.process.returncode}" if number is None else f"was killed by {number.name}"
     return Resumable(f"{_whose(dead)} {how}; log: {dead.log}", "the same command resumes")
@@ -61,13 +65,24 @@ def _whose(dead: Child) -> str:
     """The name of a child. Of the MPI step, srun tells which task died first; mpiexec names a process, but not the right one."""
     if dead.name != MPI_STEP:
         return dead.name
-    with open(dead.log, "rb") as f:
-        f.seek(max(0, dead.log.stat().st_size - 8192))
-        found = re.search(rb"error: \S+: task (\d+): ", f.read())
+    found = _first_task(dead)
     if found is None:
         return "a rank of the MPI step (controller or cells)"
-    rank = int(found[1])
-    return "the controller (rank 0)" if rank == 0 else f"rank {rank} (a cell)"
+    return "the controller (rank 0)" if found[0] == 0 else f"rank {found[0]} (a cell)"
+
+
+def _first_task(mpi: Child) -> tuple[int, str] | None:
+    """(rank, how) of the task whose end srun told first."""
+    with open(mpi.log, "rb") as f:
+        f.seek(max(0, mpi.log.stat().st_size - 65536))
+        found = re.search(rb"error: \S+: tasks? (\d+)[-,\d]*: (.*)", f.read())
+    return None if found is None else (int(found[1]), found[2].decode(errors="replace").strip())
+
+
+def _task_signal(mpi: Child) -> signal.Signals | None:
+    """The signal in srun's words: its own exit status is another task's where several ended."""
+    found = _first_task(mpi)
+    return None if found is None else next((number for number in MPIEXEC_SIGNALS if signal.strsignal(number) == found[1]), None)
 
 
 def stop_all(
@@ -107,6 +122,21 @@ def stop_all(
         except GyreError as error:
             log.error("%s", error.line)
     return left
+
+
+def end_one(child: Child, launcher: Launcher, folder: Path, mark: str) -> None:
+    """End one child and what it started here and elsewhere; the others live on."""
+    ours = {note["pid"] for note in started(child, folder)}
+    marked = [process for process in processes.marked(mark, str(folder)) if process.pid in ours]
+    _send(child, signal.SIGTERM)
+    _wait([child], LEAVE, lambda: False)
+    _send(child, signal.SIGKILL)
+    child.process.wait()
+    processes.end_all(marked, 1.0)
+    try:
+        launcher.close(child.name)
+    except GyreError as error:
+        log.error("%s", error.line)
 
 
 def _wait(children: Sequence[Child], seconds: float, hurry: Callable[[], bool]) -> None:

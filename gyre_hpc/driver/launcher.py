@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from gyre_hpc import processes
-from gyre_hpc.driver import step
+from gyre_hpc.driver import step, world
 from gyre_hpc.driver.allocation import Allocation, Placement, ask
 from gyre_hpc.errors import GyreError
 
@@ -48,7 +48,7 @@ class Surroundings:
 
 
 class Launcher(Protocol):
-    """Starts children. `close` ends what a killed client may have left elsewhere."""
+    """Starts children. `close` ends what a killed client may have left elsewhere, of the child `name` only where one is given."""
 
     def child(self, name: str, argv: Sequence[str], where: Surroundings) -> Child:
         """A plain child on the driver's node."""
@@ -62,7 +62,7 @@ class Launcher(Protocol):
         """One MPI world, the ranks placed as told."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, name: str = "") -> None: ...
 
 
 def started(child: Child, folder: Path) -> list[dict[str, Any]]:
@@ -114,9 +114,10 @@ class LocalLauncher:
 
     def mpi(self, argv: Sequence[str], placement: Placement, where: Surroundings) -> Child:
         ranks = len(placement.ranks)
-        return _spawn(MPI_STEP, mpiexec_command(step_argv(MPI_STEP, argv, where.folder), ranks), where, ranks)
+        surroundings = replace(where, extra={**where.extra, **world.settings()})
+        return _spawn(MPI_STEP, mpiexec_command(step_argv(MPI_STEP, argv, where.folder), ranks), surroundings, ranks)
 
-    def close(self) -> None:
+    def close(self, name: str = "") -> None:
         """Nothing lives elsewhere."""
 
 
@@ -140,11 +141,12 @@ class SlurmLauncher:
         ranks = len(placement.ranks)
         size = [f"--nodes={len(set(placement.ranks))}", f"--ntasks={ranks}"]
         options = ["--mpi=pmi2", *size, "--distribution=arbitrary", "--label", *self.options]
-        return self._srun(MPI_STEP, step_argv(MPI_STEP, argv, where.folder), options, where, ranks, {"SLURM_HOSTFILE": str(hosts)})
+        extra = {**world.settings(), "SLURM_HOSTFILE": str(hosts)}
+        return self._srun(MPI_STEP, step_argv(MPI_STEP, argv, where.folder), options, where, ranks, extra)
 
-    def close(self) -> None:
+    def close(self, name: str = "") -> None:
         """Cancel the steps of ours that still run in the allocation (an srun that was killed leaves its tasks behind)."""
-        left = parse_steps(ask(steps_command(self.job)))
+        left = parse_steps(ask(steps_command(self.job)), name)
         if left:
             ask(["scancel", "--signal=KILL", *left])
 
@@ -171,10 +173,11 @@ def steps_command(job: str) -> list[str]:
     return ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]
 
 
-def parse_steps(text: str) -> list[str]:
-    """Ids of the steps that carry our name."""
+def parse_steps(text: str, name: str = "") -> list[str]:
+    """Ids of the steps that carry our name, or that of the child `name`."""
     rows = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
-    return [row[0] for row in rows if len(row) == 2 and row[1].strip().startswith(STEP_PREFIX)]
+    ours = [(row[0], row[1].strip()) for row in rows if len(row) == 2]
+    return [step for step, title in ours if (title == STEP_PREFIX + name if name else title.startswith(STEP_PREFIX))]
 
 
 def _spawn(name: str, argv: Sequence[str], where: Surroundings, marks: int, slurm: bool = False) -> Child:

@@ -14,11 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from gyre_hpc.config import load
 from gyre_hpc.driver import driver, ending, rundir
 from gyre_hpc.driver.allocation import node_name
 from gyre_hpc.driver.driver import MARK, WORLD_SIZE
 from gyre_hpc.driver.programs import Programs
+from gyre_hpc.driver.world import mark_ready, mark_through
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.failure import as_failure, record_failure
@@ -83,9 +86,13 @@ def mpi(steps: str, seconds: str) -> None:
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 
-    MPI.Init()
-    world = MPI.COMM_WORLD
     folder = Path(os.environ[MARK])
+    rank = int(os.environ["PMI_RANK"])
+    mark_ready(folder, rank)
+    _stumble(folder, rank)
+    MPI.Init()
+    mark_through(folder, rank)
+    world = MPI.COMM_WORLD
     runtime = Runtime.from_environment()
     (runtime.run_dir / f"rank-{world.rank}-{runtime.attempt}").write_text(node_name())
     try:
@@ -97,6 +104,21 @@ def mpi(steps: str, seconds: str) -> None:
         raise
     MPI.Finalize()
     sys.exit(code)
+
+
+def _stumble(folder: Path, rank: int) -> None:
+    """`STUMBLES`=abort:N or hang:N: the first N starts of the ranks fail as MPI_Init does where addresses don't get through PMI.
+
+    abort: the launcher is gone and its ranks are left over.
+    """
+    how, _, times = os.environ.get("STUMBLES", ":0").partition(":")
+    tried = sum(event["kind"] == "mpi.again" for event in read_events(folder.parents[1] / "events.jsonl"))
+    if tried < int(times):
+        if rank == 1 and how == "abort":
+            while len(list(folder.glob("ready-mpi.*"))) < int(os.environ[WORLD_SIZE]):
+                time.sleep(0.05)
+            psutil.Process(os.getppid()).parent().kill()  # type: ignore[union-attr]
+        time.sleep(3600)
 
 
 def _steps(world: object, paths: RunPaths, steps: int, seconds: float, stop: Path) -> int:

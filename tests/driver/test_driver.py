@@ -19,6 +19,7 @@ from gyre_hpc.config import check
 from gyre_hpc.driver import driver as module
 from gyre_hpc.driver.driver import MARK, drive
 from gyre_hpc.driver.rundir import prepare
+from gyre_hpc.driver.world import WorldWatch
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
@@ -206,3 +207,22 @@ def test_a_model_path_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="does not exist"):
         drive(paths.root, programs=programs())
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("how", ["abort", "hang"])
+def test_ranks_that_fail_in_mpi_init_are_started_again(run: RunPaths, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUMBLES", f"{how}:2")
+    monkeypatch.setattr(module, "WorldWatch", lambda folder, ranks, limit: WorldWatch(folder, ranks, 3.0 if how == "hang" else 60.0))
+    assert drive(run.root, programs=programs(steps=2)) == ExitCode.DONE
+    assert kinds(run) == ["run.start", "mpi.again", "mpi.again", *["step.end", "checkpoint"] * 2, "run.end"]
+    assert left_behind(run) == []
+
+
+@pytest.mark.job
+def test_ranks_that_never_get_through_mpi_init_end_the_attempt_by_name(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUMBLES", "abort:9")
+    with pytest.raises(Resumable, match=r"MPI did not start: the step ended with status -9, 3 times; log: .*mpi\.log"):
+        drive(run.root, programs=programs(steps=2))
+    assert kinds(run) == ["run.start", "mpi.again", "mpi.again", "failure", "run.end"]
+    assert left_behind(run) == []

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from gyre_hpc.driver import ending
-from gyre_hpc.driver.ending import stop_all
+from gyre_hpc.driver.ending import stop_all, verdict
 from gyre_hpc.driver.launcher import Child, LocalLauncher
+from gyre_hpc.failure import Failure, record_failure
 
 TIDY = """
 import pathlib, signal, sys, time
@@ -39,3 +40,35 @@ def test_a_hurried_stop_leaves_a_moment_to_tidy_up_and_then_kills(tmp_path: Path
     assert left == []
     assert (tidy.process.returncode, stubborn.process.returncode) == (0, -9)
     assert not (tmp_path / "tidy").exists()
+
+
+def ended(tmp_path: Path, status: int, log: str) -> Child:
+    process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
+    process.wait()
+    (tmp_path / "mpi.log").write_text(log)
+    return Child("mpi", process, tmp_path / "mpi.log", 4)
+
+
+SRUN = """srun: error: n3: task 2: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=1.4
+0: mpi4py.MPI.Exception: Other MPI error, error stack:
+srun: error: n1: task 0: Exited with exit code 1
+srun: error: n2: task 1: Killed
+"""
+
+
+def test_the_rank_that_srun_names_first_is_to_blame_not_the_one_whose_connection_broke(tmp_path: Path) -> None:
+    record_failure(tmp_path, Failure("controller", "Exception: Other MPI error", "", 75, 1.0, consequence=True))
+    said = verdict(ended(tmp_path, 1, SRUN), tmp_path)
+    assert said.what == f"rank 2 (a cell) was killed by SIGKILL; log: {tmp_path}/mpi.log"
+
+
+def test_what_a_rank_says_itself_counts_more_than_a_broken_connection_that_was_told_before(tmp_path: Path) -> None:
+    record_failure(tmp_path, Failure("controller", "Exception: Other MPI error", "", 75, 1.0, consequence=True))
+    record_failure(tmp_path, Failure("rank-00001", "no such model", "name another", 2, 2.0))
+    assert verdict(ended(tmp_path, 1, SRUN), tmp_path).what == "rank-00001: no such model"
+
+
+def test_a_broken_connection_is_told_where_nothing_else_is_known(tmp_path: Path) -> None:
+    record_failure(tmp_path, Failure("controller", "Exception: Other MPI error", "", 75, 1.0, consequence=True))
+    assert verdict(ended(tmp_path, 1, ""), tmp_path).what == "controller: Exception: Other MPI error"

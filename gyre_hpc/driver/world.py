@@ -1,0 +1,83 @@
+"""Whether the MPI world came up: ranks leave a mark when they are ready for MPI_Init and another one when they are through.
+
+Invariants:
+- a start that fails is no verdict on the run: until every rank has come through nothing was done that a second start would do twice, so
+  the step is started again, `TRIES` times in all; a rank that wrote down why it ends (a failure file) is believed at once, and so is a
+  death before all were ready;
+- no rank waits in MPI_Init for ever: the clock runs from the moment when the last rank is ready, because the first may have had to try
+  tasks in boxes, or the others to start engines, before.
+
+Why it fails at all: MPICH (5.0) hands each rank's whole UCX address buffer, several kilobytes with whatever lay in memory behind it,
+through PMI in pieces, and Slurm's pmi2 plugin reads at most 1,024 bytes of a request: a piece that compresses badly is cut, and the world
+then hangs in MPI_Init or aborts ("value not properly terminated in client request"), on some machines in one start of four. With libfabric
+(`DEFAULTS`) an address is some ten bytes. Our ranks talk over MPI about roles, claims and epochs only: weights and gradients
+go over NCCL or gloo. Whoever wants UCX says so: MPIR_CVAR_CH4_NETMOD=ucx in the environment (`CHOSEN` variables go through).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+TRIES = 3
+DEFAULTS = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+CHOSEN = ("MPIR_CVAR_", "MPICH_", "OMPI_MCA_")
+"""Prefixes of an MPI library's own settings, which a person may have set for the MPI step; other children never see them."""
+_READY, _THROUGH = "ready-mpi", "world-mpi"
+
+
+def settings(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the MPI step has in its environment on top of everybody's: our defaults, and what was chosen outside."""
+    env = os.environ if env is None else env
+    return {**DEFAULTS, **{name: value for name, value in env.items() if name.startswith(CHOSEN)}}
+
+
+def mark_ready(folder: Path, rank: int) -> None:
+    """A rank: nothing is left to do before MPI_Init."""
+    (folder / f"{_READY}.{rank}").touch()
+
+
+def mark_through(folder: Path, rank: int) -> None:
+    """A rank: MPI_Init has returned."""
+    (folder / f"{_THROUGH}.{rank}").touch()
+
+
+class WorldWatch:
+    """The driver's side: `ranks` of them, at most `limit` seconds for MPI_Init. `now`: a monotonic clock, seconds."""
+
+    def __init__(self, folder: Path, ranks: int, limit: float) -> None:
+        self.folder, self.ranks, self.limit = folder, ranks, limit
+        self.tries = 1
+        self._ready_at: float | None = None
+        self._up = False
+
+    def up(self) -> bool:
+        """Whether every rank is through."""
+        self._up = self._up or self._count(_THROUGH) >= self.ranks
+        return self._up
+
+    def hangs(self, now: float) -> bool:
+        """Whether all ranks have been ready for longer than the limit and not all are through."""
+        if not self.starting():
+            return False
+        self._ready_at = now if self._ready_at is None else self._ready_at
+        return now - self._ready_at > self.limit
+
+    def starting(self) -> bool:
+        """Whether every rank has come as far as MPI_Init and not all are through: what fails now is MPI's start, nothing of ours."""
+        return not self.up() and self._count(_READY) >= self.ranks
+
+    def again(self) -> bool:
+        """Whether another try is left; forgets the marks of this one (its processes must be gone), those of its start included."""
+        if self.tries >= TRIES:
+            return False
+        self.tries += 1
+        self._ready_at = None
+        for pattern in (f"{_READY}.*", f"{_THROUGH}.*", "started-mpi.*"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+        return True
+
+    def _count(self, name: str) -> int:
+        return sum(1 for _ in self.folder.glob(f"{name}.*"))
