@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -82,10 +82,11 @@ def python_version() -> Finding:
 
 def mpi() -> Finding:
     """Two real ranks by mpiexec: a library that doesn't fit its launcher gives two worlds of one."""
+    from gyre_hpc.driver import world
     from gyre_hpc.driver.launcher import mpiexec_command
 
     remedy = "pip install mpich mpi4py in this environment (Debian's mpich with pmix gives worlds of one rank)"
-    out = _child(mpiexec_command([sys.executable, "-c", MPI_PROBE], 2, labelled=False))
+    out = _child(mpiexec_command([sys.executable, "-c", MPI_PROBE], 2, labelled=False), world.settings())
     words = out.split(maxsplit=2)
     if words[:2] != ["2", "2"]:
         return Finding("mpi", False, f"two ranks answered {out.strip()[:120]!r}", remedy)
@@ -195,13 +196,19 @@ def _installed(name: str) -> bool:
     return True
 
 
-def _child(argv: Sequence[str]) -> str:
-    """Standard output of a child in a scrubbed environment. Raises GyreError with its last words."""
+def _child(argv: Sequence[str], extra: Mapping[str, str] | None = None) -> str:
+    """Standard output of a child in a scrubbed environment, plus `extra`. Raises GyreError with its last words."""
     from gyre_hpc.processes import child_environment
 
     try:
         done = subprocess.run(
-            list(argv), capture_output=True, text=True, timeout=DEADLINE, env=child_environment(), stdin=subprocess.DEVNULL, check=False
+            list(argv),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            env=child_environment(extra),
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise GyreError(f"`{Path(argv[0]).name}` gave no answer in {DEADLINE:.0f} s", "look for what blocks it") from None
