@@ -1,11 +1,8 @@
-"""vLLM's NIXL connector with two waits mended; it runs inside vLLM's processes (engine core and workers).
+"""vLLM's NIXL connector with one wait mended; it runs inside vLLM's processes (engine core and workers).
 
-- NIXL's progress thread never rests on its own: 80-90 % of a core for an idle engine, which a GPU node has to spare and several engines on
-  two cores have not. Its bindings know a pause (`pthrDelay`), its Python front sets it to 0; switched off altogether, pulls hang (1.5.1).
-- Engine core and worker tell each other of messages in shared memory by a ping that may get lost; the reader then looks again after 5 s
-  (0.32.0). An engine that only waits for a pull exchanges few messages, and every lost ping is 5 s of a hand-over: it looks more often.
-Not mended: one pull in ten or twenty takes seconds on two cores (engine core waits for its worker meanwhile, which is in the step that
-posts or polls the transfer), paced or not, with 4 threads of NIXL's or none.
+NIXL's progress thread never rests on its own: 80-90 % of a core for an idle engine, which a GPU node has to spare and several engines on
+two cores have not. Its bindings know a pause (`pthrDelay`), its Python front sets it to 0; switched off altogether, pulls hang (1.5.1).
+How engine core and worker wait for each other is mended for every server (vllm_main.py).
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.platforms import current_platform
 
@@ -24,16 +20,12 @@ log = logging.getLogger(__name__)
 
 _PAUSE = 1000
 """Microseconds between two looks of the progress thread."""
-_LOOK = 20
-"""Milliseconds until a reader looks whether a ping got lost."""
 
 
 class PacedNixlConnector(NixlPullConnector):
     """As `NixlConnector`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if hasattr(shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS"):
-            shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = _LOOK
         with paced() if current_platform.is_cpu() else contextlib.nullcontext():
             super().__init__(*args, **kwargs)
 

@@ -327,7 +327,7 @@ def command(spec: EngineSpec, port: int) -> list[str]:
         options["enable-sleep-mode"] = True
     if spec.handover == NIXL:
         options.update(handover_nixl.options(given, on_cpu()))
-    argv = processes.python("vllm.entrypoints.openai.api_server")
+    argv = processes.python("gyre_hpc.engines.vllm_main")
     for name, value in {**options, **given}.items():
         if value is True:
             argv.append(f"--{name}")
