@@ -1,7 +1,7 @@
 """What a plan is made from: how long executions take, what training and changes cost, and the batch; from a run's own log, or from options.
 
-Read from a run: durations (`execution.end`); transfers, publications, checkpoints and optimizer steps (medians); and the cost of
-training, `train_seconds` of the steps (median for a group). Runs of before that field: the lower quartile over steps of (node time in
+Read from a run: durations (`execution.end`); transfers, publications, checkpoints and optimizer steps (means); and the cost of
+training, `train_seconds` of the steps (mean of a group). Runs of before that field: the lower quartile over steps of (node time in
 training until the step's end) / (its groups), which contains waiting and so is an upper bound. `--train-node-hours` replaces either.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,15 @@ DEFAULT_STEPS = 24
 
 @dataclass(frozen=True)
 class Ran:
-    """How a recorded run was cut and scheduled, and what it took: `seconds` from the end of its first step to that of its last."""
+    """How a recorded run was cut and scheduled, and what it took: `seconds` from its first execution's start to its last step's end."""
 
     schedule: Schedule
     nodes_per_cell: int
+    began: float
+    """Clock at the start of the first execution."""
     seconds: float
+    train_groups: tuple[float, ...] = ()
+    """Node-seconds of training of each group, in the order of the workload's groups."""
 
 
 @dataclass(frozen=True)
@@ -107,25 +111,53 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         "slots_per_node": config.rollout.capacity / nodes,
         "smallest_cell": nodes,
     }
-    if len(summary.steps) > 1 and len(summary.attempts) == 1:
-        steps = summary.steps
-        found["ran"] = Ran(_schedule(config, len(steps)), nodes, float(steps[-1]["t"]) - float(steps[0]["t"]))
-    told = [float(s["train_seconds"]) / config.cells.ranks_per_node / len(s["groups"]) for s in summary.steps if s.get("train_seconds")]
+    told = _told(config, summary)
     works = training_of_groups(summary, float(events[0]["t"]) if events else 0.0, nodes)
     if told:
-        found["train_group"] = median(told)
+        found["train_group"] = fmean(told.values())
     elif works:
         found["train_group"] = float(np.quantile(works, 0.25))
+    if len(summary.steps) > 1 and len(summary.attempts) == 1:
+        found["ran"] = _ran(config, summary, events, told)
+    return found, _costs(summary, events)
+
+
+def _told(config: Config, summary: Summary) -> dict[int, float]:
+    """Node-seconds of training of each trained group: its step's, in equal parts."""
+    found: dict[int, float] = {}
+    for step in summary.steps:
+        if step.get("train_seconds"):
+            share = float(step["train_seconds"]) / config.cells.ranks_per_node / len(step["groups"])
+            found |= dict.fromkeys(map(int, step["groups"]), share)
+    return found
+
+
+def _costs(summary: Summary, events: Sequence[Mapping[str, Any]]) -> Costs:
+    """Means, not medians: what changes cost in all is what a run is longer by."""
     seconds = {to: [t.seconds for t in summary.transfers if t.to == to] for to in ("training", "rollout")}
     saved = [float(e["seconds"]) for e in events if e["kind"] == "checkpoint" and "seconds" in e]
     stepped = [float(s["step_seconds"]) for s in summary.steps if "step_seconds" in s]
-    costs = Costs(
-        close=median(saved or [0.0]) + median(stepped or [0.0]),
-        to_training=median(seconds["training"] or [Costs.to_training]),
-        to_rollout=median(seconds["rollout"] or [Costs.to_rollout]),
-        publish=median([float(e["seconds"]) for e in events if e["kind"] == "publish"] or [0.0]),
+    return Costs(
+        close=sum(saved) / max(1, len(summary.steps)) + fmean(stepped or [0.0]),
+        to_training=fmean(seconds["training"] or [Costs.to_training]),
+        to_rollout=fmean(seconds["rollout"] or [Costs.to_rollout]),
+        publish=fmean([float(e["seconds"]) for e in events if e["kind"] == "publish"] or [0.0]),
     )
-    return found, costs
+
+
+def _ran(config: Config, summary: Summary, events: Sequence[Mapping[str, Any]], told: Mapping[int, float]) -> Ran | None:
+    ended = [event for event in events if event["kind"] == "execution.end" and float(event["seconds"]) > 0]
+    if not ended:
+        return None
+    began = min(float(event["t"]) - float(event["seconds"]) for event in ended)
+    mean = fmean(told.values()) if told else 0.0
+    return Ran(
+        schedule=_schedule(config, len(summary.steps)),
+        nodes_per_cell=config.cells.nodes_per_cell,
+        began=began,
+        seconds=float(summary.steps[-1]["t"]) - began,
+        train_groups=tuple(told.get(group, mean) for group in sorted({int(event["group"]) for event in ended})) if told else (),
+    )
 
 
 def _schedule(config: Config, steps: int) -> Schedule:

@@ -265,7 +265,7 @@ class Simulation:
                 self._transfer(decision)
             case Feed(group):
                 self._fed_versions.append(self.groups[group].version)
-                self.trainer.feed(self.scenario.train_group, self.now)
+                self.trainer.feed(self._training_of(group), self.now)
                 self._announce_claims()
             case CloseStep(step):
                 self._saving = self.policy.snapshot()
@@ -276,11 +276,16 @@ class Simulation:
             case Finish():
                 self._finished = True
 
+    def _training_of(self, group: int) -> float:
+        known = self.scenario.train_groups
+        return known[group] if group < len(known) else self.scenario.train_group
+
     def _dispatch(self, version: int) -> None:
         number, size = self._next_group, self.scenario.schedule.group_size
         self._next_group += 1
         self.groups[number] = Group(version, size)
         self.recorder.rolled(self.now, self.fleet)
+        self.recorder.dispatch(self.now)
         for work in self.scenario.workload.group(self.seed, number, size):
             execution = Execution(self._numbers, number, work)
             self._numbers += 1

@@ -51,6 +51,8 @@ class Outcome:
     faults: int
     steps: tuple[float, ...]
     """When each step was done."""
+    began: float
+    """When the first group was dispatched (async moves its trainers before that)."""
     spans: tuple[Span, ...] = ()
     load: tuple[tuple[float, int], ...] = ()
     """(time, executions on engines or in the queue)."""
@@ -69,6 +71,7 @@ class Recorder:
         self._seconds = self._query_seconds = 0.0
         self._queries = 0
         self._steps: list[float] = []
+        self._began: float | None = None
         self._stale: list[int] = []
         self._faults = 0
         self._spans: list[Span] = []
@@ -86,6 +89,10 @@ class Recorder:
             self._since = now
             if self._record:
                 self._load.append((now, fleet.live + len(fleet.queue)))
+
+    def dispatch(self, now: float) -> None:
+        """A group is dispatched."""
+        self._began = now if self._began is None else self._began
 
     def execution(self, seconds: float) -> None:
         """One is over, after so many seconds."""
@@ -151,6 +158,7 @@ class Recorder:
             skipped=policy.skipped,
             faults=self._faults,
             steps=tuple(self._steps),
+            began=self._began or 0.0,
             spans=tuple(self._spans),
             load=tuple(self._load),
         )

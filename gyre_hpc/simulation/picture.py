@@ -21,9 +21,11 @@ def draw(found: Outcome, standalone: int = 0) -> str:
     return _drawn(found.spans, found.steps, found.seconds, standalone)
 
 
-def draw_run(summary: Summary, zero: float, lead: float = 5.0) -> str:
-    """The same of a real run, from `lead` seconds before its first transfer on; `zero`: time of the log's first event."""
-    start = max(0.0, min((t.at for t in summary.transfers), default=0.0) - lead)
+def draw_run(summary: Summary, zero: float, began: float | None = None, lead: float = 5.0) -> str:
+    """The same of a real run, from the clock `began` on, or from `lead` seconds before its first transfer; `zero`: time of the log's first
+    event."""
+    first = min((t.at for t in summary.transfers), default=0.0) - lead if began is None else began - zero
+    start = max(0.0, first)
     spans = [Span(s.cell, s.state, max(s.start, start) - start, s.end - start) for s in summary.spans if s.end > start]
     steps = [float(step["t"]) - zero - start for step in summary.steps]
     return _drawn(spans, steps, max(steps, default=summary.seconds - start), 0)

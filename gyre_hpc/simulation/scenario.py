@@ -59,6 +59,8 @@ class Scenario:
     """Look at the run until its step `window` is published, as if at a longer one: without it (the whole run) the end counts, where the
     last burst's slowest executions are waited for. It must be the end of a burst, and `schedule.steps` so far beyond it (`beyond`) that
     the policy dispatches as ever."""
+    train_groups: tuple[float, ...] = ()
+    """What each group costs, in order of dispatch, where that is known (a run that is simulated again); later ones `train_group`."""
 
     @property
     def all_nodes(self) -> int:

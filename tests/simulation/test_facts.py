@@ -47,7 +47,7 @@ def test_a_run_tells_everything(run: Path) -> None:
     # step 1: 8 s on 2 nodes for 2 groups; step 2: 1 s of the return's wait and 12 s: 13 s; the lower quartile of 8 and 13
     assert facts.train_group == pytest.approx(8 + 0.25 * 5)
     assert facts.ran is not None
-    assert (facts.ran.schedule.capacity, facts.ran.nodes_per_cell, facts.ran.seconds) == ((12, 12), 2, 24.0)
+    assert (facts.ran.schedule.capacity, facts.ran.nodes_per_cell, facts.ran.began, facts.ran.seconds) == ((12, 12), 2, 1.0, 43.0)
 
 
 def test_training_seconds_and_closing_are_taken_when_a_run_tells_them(run: Path) -> None:
@@ -60,7 +60,9 @@ def test_training_seconds_and_closing_are_taken_when_a_run_tells_them(run: Path)
     paths.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     facts = gather(run, Given())
     assert facts.train_group == pytest.approx((3.5 + 4.0) / 2)
-    assert facts.costs.close == 2.5
+    assert facts.costs.close == 2.0 / 2 + 0.5  # one checkpoint in two steps
+    assert facts.ran is not None
+    assert facts.ran.train_groups == (3.5, 3.5)
 
 
 def test_options_win_over_the_run(run: Path) -> None:
