@@ -132,8 +132,10 @@ class RolloutSection(_Section):
     engine: Literal["torch", "vllm"] = "torch"
     handover: Literal["recompute", "nixl"] = "recompute"
     """How the KV of conversations gets to another engine when a cell leaves rollout."""
-    capacity: Positive = 64
-    """Executions that one cell's engine can hold at once."""
+    engines_per_cell: Positive = 1
+    """Inference engines of one cell, spread over its ranks."""
+    capacity: Annotated[int, Field(ge=0)] = 64
+    """Executions that one engine can hold at once; 0: what the engine says itself."""
     temperature: Annotated[float, Field(ge=0.0)] = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -182,11 +184,15 @@ class UpstreamSection(_Section):
 
 
 class CellsSection(_Section):
-    """How the allocation is cut: K cells of whole nodes in a fixed order, cell 0 the core."""
+    """How the allocation is cut: K cells of whole nodes in a fixed order, cell 0 the core, and standalone nodes that only serve."""
 
     count: Positive = 3
     nodes_per_cell: Positive = 1
     ranks_per_node: Positive = 1
+    standalone: Annotated[int, Field(ge=0)] = 0
+    """Nodes beside the cells that only roll out."""
+    leftover: bool = True
+    """Nodes of the allocation that make no cell are standalone ones, too; without it they stay idle."""
 
 
 class ScheduleSection(_Section):
@@ -220,6 +226,10 @@ class TrainingSection(_Section):
     token_cap: Annotated[float, Field(gt=0.0)] = 5.0
     clip_low: Annotated[float, Field(gt=0.0)] = 0.995
     clip_high: Annotated[float, Field(gt=0.0)] = 1.005
+    data_parallel: Positive | None = None
+    """Ranks of a cell that share its rows; null: all that the other two leave."""
+    tensor_parallel: Positive = 1
+    pipeline_parallel: Positive = 1
     tokens_per_microstep: Positive = 4096
     threads: Positive = 1
     deepspeed: dict[str, Any] = {}
@@ -400,18 +410,12 @@ def _cross_check(config: Config, origin: str) -> None:
             f"{origin}: schedule.staleness_bound = {bound} can't be kept in bursts of schedule.mu = {mu} steps",
             f"{mu - 1} or more, or a smaller mu",
         )
-    _cross_check_trainers(config, origin)
+    from gyre_hpc import layout
 
-
-def _cross_check_trainers(config: Config, origin: str) -> None:
-    trainers, cells = config.schedule.trainers, config.cells.count
-    if trainers is not None and trainers > cells:
-        raise ConfigError(f"{origin}: schedule.trainers = {trainers} with cells.count = {cells}", f"1 to {cells}, or null for all cells")
-    if config.schedule.mode == "async" and (trainers is None or trainers == cells):
-        raise ConfigError(
-            f"{origin}: schedule.mode = async with schedule.trainers = {'null' if trainers is None else trainers}, cells.count = {cells}",
-            "async needs cells that only roll out: set schedule.trainers below cells.count",
-        )
+    try:
+        layout.check(config)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error.what}", error.remedy) from None
 
 
 def _cross_check_handover(rollout: RolloutSection, origin: str) -> None:

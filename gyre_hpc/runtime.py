@@ -31,13 +31,17 @@ class Address:
 
 @dataclass(frozen=True)
 class Runtime:
-    """`secret` is the bearer of the control API; `gateway_url` is "http://host:port"; `gateway_socket` is valid on the first node."""
+    """`secret` is the bearer of the control API; `gateway_url` is "http://host:port"; `gateway_socket` is valid on the first node.
+
+    `standalone`: how many nodes only serve, those that the allocation had over included.
+    """
 
     run_dir: Path
     attempt: int
     secret: str
     gateway_url: str
     gateway_socket: str
+    standalone: int = 0
 
     def write(self, folder: Path) -> Path:
         """Write `runtime.json` atomically, readable by this user only; its path."""

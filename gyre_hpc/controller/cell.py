@@ -1,4 +1,4 @@
-"""A rank of a cell: follows the controller's announcements, serves or trains. The cell's leader also owns the engine.
+"""A rank of a cell: follows the controller's announcements, serves or trains. Some also own engines of the cell (gyre_hpc/layout.py).
 
 Ordering key: announcements, in epoch order. Between two announcements a training rank claims micro-steps and works on them.
 Invariants: the leader relays what it hears to its cell's other ranks and acknowledges when all have; a micro-step is claimed by a
@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,7 @@ from gyre_hpc.checkpoint import Checkpoint, RunState, abandon, begin, commit, re
 from gyre_hpc.config import Config
 from gyre_hpc.controller.messages import Close, Export, Message, Move, RowRef, Share, Start, Stop, Update, Work, decode, encode
 from gyre_hpc.errors import GyreError, Resumable
+from gyre_hpc.layout import training_cells
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.loss import Sums
 from gyre_hpc.training.rows import TrainRow
@@ -38,7 +39,7 @@ from trees.selection import select_paths
 from trees.store import StoreReader
 
 if TYPE_CHECKING:
-    from gyre_hpc.engines.protocol import EngineServer
+    from gyre_hpc.engines.bank import EngineBank
     from gyre_hpc.training.actor import Core, Satellite
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class Place:
     cell: int
     slot: int
     ranks: int
+    trains: bool = True
+    """Whether this cell ever does: others hold no model of their own."""
 
     @property
     def is_leader(self) -> bool:
@@ -74,20 +77,20 @@ class CellRank:
         base_model: Path,
         ranks: Communicators,
         claims: Claims,
-        engine: Future[EngineServer] | None,
+        engines: Future[EngineBank] | None,
         checkpoint: Checkpoint | None,
     ) -> None:
         assert ranks.cell is not None
         assert ranks.cell_index is not None
         assert ranks.slot is not None
         self.config, self.paths, self.base_model, self.ranks = config, paths, base_model, ranks
-        self.place = Place(ranks.cell_index, ranks.slot, ranks.layout.ranks_per_cell)
+        self.place = Place(ranks.cell_index, ranks.slot, ranks.cell.Get_size(), ranks.cell_index < training_cells(config))
         self.checkpoint = checkpoint
         self._claims = claims
         self._inner = Channel(ranks.cell)
         self._upper = Channel(ranks.control) if ranks.control is not None else self._inner
-        self._starting = engine
-        self._engine: EngineServer | None = None
+        self._starting = engines
+        self._engine: EngineBank | None = None
         self._reader = StoreReader(paths.trees)
         self._actor: Core | Satellite | None = None
         self._training = False
@@ -134,7 +137,9 @@ class CellRank:
         epoch = self._inner.announce(raw, agree=True) if relays else -1
         report = self._handle(message)
         if relays:
-            self._wait(lambda: self._inner.reports(epoch), f"the cell's ranks ({type(message).__name__})")
+            others = self._wait(lambda: self._inner.reports(epoch), f"the cell's ranks ({type(message).__name__})")
+            for engines in (other["engines"] for other in others if "engines" in other):
+                report.setdefault("engines", {}).update(engines)
         return report
 
     def _handle(self, message: Message) -> dict[str, Any]:
@@ -171,7 +176,9 @@ class CellRank:
         assert self.ranks.cell is not None
         began = time.monotonic()
         local = self.place.slot % self.config.cells.ranks_per_node
-        if self.place.is_core:
+        if not self.place.trains:
+            self._actor = None
+        elif self.place.is_core:
             master = self.ranks.cell.bcast(_free_address() if self.place.is_leader else None, root=0)
             core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master, local)
             if self.checkpoint is not None:
@@ -179,21 +186,23 @@ class CellRank:
             self._actor = core
         else:
             self._actor = Satellite(self.base_model, self.config, local)
-        self._actor.offload()  # every cell begins in rollout: the device is the engine's
+        if self._actor is not None:
+            self._actor.offload()  # every cell begins in rollout: the device is the engines'
         report: dict[str, Any] = {"actor_seconds": round(time.monotonic() - began, 2)}
         if self._starting is not None:
-            self._engine = self._wait(self._started, "the cell's engine", self.config.deadlines.start)
-            report["engine"] = asdict(self._engine.address)
-            report["engine_pid"] = self._engine.pid
+            self._engine = self._wait(self._started, "the cell's engines", self.config.deadlines.start)
+            report["engines"] = self._engine.report(self.config.deadlines.start)
         return report
 
-    def _started(self) -> EngineServer | None:
+    def _started(self) -> EngineBank | None:
         assert self._starting is not None
         return self._starting.result() if self._starting.done() else None
 
     def _check_engine(self) -> None:
-        if self._engine is not None and not self._engine.alive():
-            raise Resumable(f"the engine of cell {self.place.cell} (pid {self._engine.pid}) died", "see its log; the same command resumes")
+        dead = self._engine.dead() if self._engine is not None else []
+        if self._engine is not None and dead:
+            pid = self._engine.pids[dead[0]]
+            raise Resumable(f"engine {dead[0]} of cell {self.place.cell} (pid {pid}) died", "see its log; the same command resumes")
 
     def _stop(self) -> dict[str, Any]:
         from gyre_hpc.training.actor import Core

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from cells.roles import CellState
 from cells.waiting import wait
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_state
 from gyre_hpc.config import Config
+from gyre_hpc.controller.engines import Engines
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
 from gyre_hpc.controller.messages import Close, Export, Message, Move, Start, Stop, Update, encode
@@ -53,6 +54,7 @@ from gyre_hpc.controller.stepwork import Counter, StepWork
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
+from gyre_hpc.layout import cell_capacities
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.tasks.source import TaskSource
 from trees.store import StoreReader
@@ -63,11 +65,13 @@ Activity = Generator[None, None, list[Event]]
 _POLL = 0.01
 
 
-def schedule_of(config: Config) -> Schedule:
-    """The policy's rules, from the configuration."""
+def schedule_of(config: Config, held: Sequence[int] | None = None) -> Schedule:
+    """The policy's rules, from the configuration; `held`: executions that each cell holds, the standalone ones behind the others."""
     s = config.schedule
+    held = cell_capacities(config) if held is None else held
     return Schedule(
-        capacity=(config.rollout.capacity,) * config.cells.count,
+        capacity=tuple(held[: config.cells.count]),
+        standalone_capacity=sum(held[config.cells.count :]),
         groups_per_step=s.groups_per_step,
         group_size=s.group_size,
         phi=s.phi,
@@ -106,6 +110,8 @@ class Controller:
         self.planner = Planner(StoreReader(paths.trees), config.training.jmax, config.run.seed, config.training.tokens_per_microstep)
         self._plans: list[tuple[int, GroupPlan]] = []
         self._work = StepWork(counter)
+        self._standalone = range(0)
+        """Cells behind the others, which only serve."""
         self._decisions: deque[Decision] = deque()
         self._activity: Activity | None = None
         self._activity_name = ""
@@ -279,8 +285,12 @@ class Controller:
         reports = yield from self._agree(Start(step), "start of the cells", self.config.deadlines.start)
         if self.saved:
             self._reconcile(self.saved)
-        for cell, report in enumerate(reports):
-            yield from self._call(partial(self.client.set_route, cell, report["engine"]))
+        engines = Engines(reports)
+        self.events.emit("engines", attempt=self.attempt, **engines.facts(self.config))
+        self._standalone = range(self.config.cells.count, len(reports))
+        self.policy = make_policy(schedule_of(self.config, engines.capacities), self.saved.policy["schedule"] if self.saved else None)
+        for cell, engine, address in engines.addresses():
+            yield from self._call(partial(self.client.set_route, cell, address, engine))
         if step:
             yield from self._export_and_update(step)
         else:
@@ -407,7 +417,8 @@ class Controller:
         began = time.monotonic()
         yield from self._agree(Export(version, str(directory)), f"export of version {version}", deadline)
         exported = time.monotonic()
-        serving = tuple(cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
+        rollout = (cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
+        serving = (*rollout, *self._standalone)
         for cell in serving:
             yield from self._call(partial(self.client.close_route, cell, deadline, hand_over=False))
         closed = time.monotonic()
@@ -456,6 +467,7 @@ class Controller:
                 "version": self.policy.published,
                 "burst": self.policy.burst,
                 "roles": [state.value for state in self.policy.roles.states],
+                "standalone": len(self._standalone),
                 "activity": self._activity_name if self._activity is not None else "",
                 "waterlevel": self.policy.waterlevel,
                 "score_recent": round(sum(self._recent) / len(self._recent), 4) if self._recent else None,

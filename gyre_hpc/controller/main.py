@@ -22,6 +22,7 @@ from gyre_hpc.driver.world import mark_ready, mark_through
 from gyre_hpc.errors import ExitCode, GyreError
 from gyre_hpc.events import read_events
 from gyre_hpc.failure import as_failure, record_failure
+from gyre_hpc.layout import cell_seats
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import Runtime
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from cells.claims import Claims
     from cells.communicators import Communicators, Layout
     from gyre_hpc.checkpoint import Checkpoint
-    from gyre_hpc.engines.protocol import EngineServer
+    from gyre_hpc.engines.bank import EngineBank
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,9 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     from cells.communicators import Layout, build
 
     config = load(paths.config)
-    layout = Layout(config.cells.count, config.cells.nodes_per_cell * config.cells.ranks_per_node)
+    layout = Layout(config.cells.count, config.cells.nodes_per_cell * config.cells.ranks_per_node, runtime.standalone)
     base = model_directory(config)
-    engine = _start_engine(config, paths, runtime, layout, rank, base)
+    engines = _start_engines(config, paths, runtime, layout, rank, base)
     # tasks of a folder are gated here, in boxes: before MPI_Init as well
     tasks = task_source(config, paths) if rank == 0 else None
     world = _init_mpi(paths.runtime(runtime.attempt), rank)
@@ -72,7 +73,7 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     if tasks is not None:
         code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims)
     else:
-        code = _cell(config, paths, base, ranks, claims, engine, checkpoint)
+        code = _cell(config, paths, base, ranks, claims, engines, checkpoint)
     claims.free()
     _finalize_mpi()
     return code
@@ -107,12 +108,12 @@ def _cell(
     base: Path,
     ranks: Communicators,
     claims: Claims,
-    engine: Future[EngineServer] | None,
+    engines: Future[EngineBank] | None,
     checkpoint: Checkpoint | None,
 ) -> ExitCode:
     from gyre_hpc.controller.cell import CellRank
 
-    reason = CellRank(config, paths, base, ranks, claims, engine, checkpoint).run()
+    reason = CellRank(config, paths, base, ranks, claims, engines, checkpoint).run()
     return ExitCode.DONE if reason == "done" else ExitCode.RESUMABLE
 
 
@@ -139,28 +140,36 @@ def _checkpoint(config: Config, paths: RunPaths, base: Path) -> Checkpoint | Non
     return checkpoint
 
 
-def _start_engine(config: Config, paths: RunPaths, runtime: Runtime, layout: Layout, rank: int, base: Path) -> Future[EngineServer] | None:
-    """Leaders only. The one thread that starts the engine lives as long as the process: the kernel ties a child's life to that thread."""
-    if rank == 0 or layout.slot_of(rank) != 0:
+def _start_engines(config: Config, paths: RunPaths, runtime: Runtime, layout: Layout, rank: int, base: Path) -> Future[EngineBank] | None:
+    """Those that this rank owns (gyre_hpc/layout.py); None without."""
+    cell, slot = layout.cell_of(rank), layout.slot_of(rank)
+    if cell is None:
         return None
-    from gyre_hpc.engines.factory import start_engine
+    seats = [seat for seat in cell_seats(config, layout.is_standalone(cell)) if seat.slot == slot]
+    if not seats:
+        return None
+    from gyre_hpc.engines.bank import EngineBank
     from gyre_hpc.engines.protocol import EngineSpec
 
-    cell = layout.cell_of(rank)
-    spec = EngineSpec(
-        kind=config.rollout.engine,
-        model=base,
-        version=0,
-        capacity=config.rollout.capacity,
-        window=config.model.window,
-        host=_host(runtime),
-        log=paths.attempt_logs(runtime.attempt) / f"engine-{cell}.log",
-        dtype=config.model.dtype,
-        threads=config.rollout.threads,
-        options=config.rollout.options,
-        handover=config.rollout.handover,
-    )
-    return ThreadPoolExecutor(1, thread_name_prefix="engine").submit(start_engine, spec, config.deadlines.start)
+    logs, several = paths.attempt_logs(runtime.attempt), config.rollout.engines_per_cell > 1
+    specs = {
+        seat.engine: EngineSpec(
+            kind=config.rollout.engine,
+            model=base,
+            version=0,
+            capacity=config.rollout.capacity,
+            window=config.model.window,
+            host=_host(runtime),
+            log=logs / (f"engine-{cell}.{seat.engine}.log" if several else f"engine-{cell}.log"),
+            dtype=config.model.dtype,
+            threads=config.rollout.threads,
+            options=config.rollout.options,
+            handover=config.rollout.handover,
+            devices=seat.devices,
+        )
+        for seat in seats
+    }
+    return ThreadPoolExecutor(1, thread_name_prefix="engines").submit(EngineBank.start, specs, config.deadlines.start)
 
 
 def _host(runtime: Runtime) -> str:

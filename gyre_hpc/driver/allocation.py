@@ -1,8 +1,10 @@
 """Which nodes a run has, and which process goes where: pure functions of the scheduler's answers and the configuration.
 
-Invariants: nodes keep the order of the allocation; the driver, the gateway and rank 0 are on the first node; cells get whole nodes in
-order; with one node more than the cells need the controller has the first node for itself. The allocation is what `scontrol` says now,
-not what SLURM_JOB_NODELIST said at the start (that one still lists dead nodes). Each question to Slurm is a pair: a command and a parser.
+Invariants: the driver, the gateway and rank 0 are on the first node; cells get whole nodes, by the network's topology where Slurm knows one
+(topology.py), else in the order of the allocation; with one node more than the cells and the standalone ones need the controller has the
+first node for itself; nodes beyond that are standalone ones as well, unless `cells.leftover` is off. The allocation is what `scontrol`
+says now, not what SLURM_JOB_NODELIST said at the start (that one still lists dead nodes). Each question to Slurm is a pair: a command and a
+parser.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from gyre_hpc.config import CellsSection
+from gyre_hpc.driver.topology import Topology, cut
 from gyre_hpc.errors import ConfigError, GyreError
 
 SCONTROL_TIMEOUT = 30.0
@@ -38,10 +42,27 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Placement:
-    """The node of every MPI rank (rank 0 the controller, then the cells' ranks in order), and the nodes of every cell."""
+    """The node of every MPI rank (rank 0 the controller, then the cells' ranks in order, then one for each standalone node).
+
+    `cells`: the nodes of each; `switches`: those that each cell hangs on, empty without a topology; `idle` nodes have no part.
+    """
 
     ranks: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
+    standalone: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    topology: str = "none"
+    switches: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def straddling(self) -> int:
+        """Cells that hang on several switches."""
+        return sum(len(switches) > 1 for switches in self.switches)
+
+    def facts(self) -> dict[str, Any]:
+        """Fields of the event `run.start`."""
+        known = {"topology": self.topology, "switches": [list(names) for names in self.switches]} if self.topology != "none" else {}
+        return {"cells": [list(nodes) for nodes in self.cells], "standalone": list(self.standalone), "idle": list(self.idle), **known}
 
 
 def inside_slurm(env: Mapping[str, str] | None = None) -> bool:
@@ -64,22 +85,40 @@ def node_name(env: Mapping[str, str] | None = None) -> str:
     return (os.environ if env is None else env).get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
-def place(nodes: tuple[str, ...], cells: CellsSection, local: bool) -> Placement:
+def place(nodes: tuple[str, ...], cells: CellsSection, local: bool, topology: Topology | None = None) -> Placement:
     """Map ranks to nodes. Raises ConfigError if the allocation is too small; a single machine without Slurm holds everything."""
-    needed = cells.count * cells.nodes_per_cell
+    width = cells.nodes_per_cell
+    needed = cells.count * width + cells.standalone
     if local:
-        nodes = nodes[:1] * needed
-    elif len(nodes) < needed:
+        groups, pool = (nodes[:1] * width,) * cells.count, nodes[:1] * cells.standalone
+        return _placed(nodes[0], groups, pool, (), cells, Topology())
+    if len(nodes) < needed:
+        beside = f" and cells.standalone = {cells.standalone}" if cells.standalone else ""
         raise ConfigError(
-            f"cells.count = {cells.count} with cells.nodes_per_cell = {cells.nodes_per_cell} needs {needed} nodes, "
+            f"cells.count = {cells.count} with cells.nodes_per_cell = {width}{beside} needs {needed} nodes, "
             f"the allocation has {len(nodes)}",
             f"ask for --nodes={needed} (or {needed + 1}: the controller then has a node of its own), or lower cells.count",
         )
-    own = nodes[1 : needed + 1] if len(nodes) > needed else nodes[:needed]
-    width = cells.nodes_per_cell
-    groups = tuple(own[i * width : (i + 1) * width] for i in range(cells.count))
+    topology = topology or Topology()
+    own = nodes[1:] if len(nodes) > needed else nodes
+    groups = cut(own, cells.count, width, topology, first=nodes[0])
+    taken = {node for group in groups for node in group}
+    rest = tuple(node for node in own if node not in taken)
+    pool = rest if cells.leftover else rest[: cells.standalone]
+    return _placed(nodes[0], groups, pool, rest[len(pool) :], cells, topology)
+
+
+def _placed(
+    first: str,
+    groups: tuple[tuple[str, ...], ...],
+    pool: tuple[str, ...],
+    idle: tuple[str, ...],
+    cells: CellsSection,
+    topology: Topology,
+) -> Placement:
     ranks = [node for group in groups for node in group for _ in range(cells.ranks_per_node)]
-    return Placement((nodes[0], *ranks), groups)
+    switches = tuple(topology.leaves(group) for group in groups) if topology.kind != "none" else ()
+    return Placement((first, *ranks, *pool), groups, pool, idle, topology.kind, switches)
 
 
 # -- questions to Slurm -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import re
 import secrets
 import shutil
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from gyre_hpc import layout
 from gyre_hpc.config import BUILTIN_MODEL, Config
 from gyre_hpc.driver import disk, requeue, rundir
 from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, place
@@ -35,6 +37,7 @@ from gyre_hpc.driver.lines import printer
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.driver.runlock import RENEW, RunLock
 from gyre_hpc.driver.signals import TIME_UP, Signals
+from gyre_hpc.driver.topology import find_topology
 from gyre_hpc.driver.waiting import wait_for
 from gyre_hpc.driver.world import TRIES, WorldWatch
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
@@ -85,7 +88,7 @@ def drive(
         allocation = allocation or find_allocation()
         world = World(
             allocation,
-            place(allocation.nodes, config.cells, local=allocation.job is None),
+            placement(allocation, config),
             launcher or make_launcher(allocation, config.slurm.srun_options),
             programs or Programs(),
         )
@@ -103,6 +106,17 @@ class World:
     placement: Placement
     launcher: Launcher
     programs: Programs
+
+
+def placement(allocation: Allocation, config: Config) -> Placement:
+    """Who goes where, by the network where Slurm knows it; says what is wasted or crowded. Raises ConfigError for what can't be."""
+    local = allocation.job is None
+    lines = layout.waste(config)
+    crowded = layout.crowd(config, len(os.sched_getaffinity(0))) if local else None
+    for line in [*lines, crowded]:
+        if line is not None:
+            say(f"gyre: {line}")
+    return place(allocation.nodes, config.cells, local, None if local else find_topology())
 
 
 class Asked(Exception):
@@ -158,9 +172,9 @@ class Attempt:
 
     # -- start ------------------------------------------------------------------------------------------------------------------
     def _announce(self) -> None:
-        where, cells = self.world.allocation, [list(cell) for cell in self.world.placement.cells]
+        where, facts = self.world.allocation, self.world.placement.facts()
         log.info("attempt %d on %s (%s)", self.number, ", ".join(where.nodes), f"job {where.job}" if where.job else "no Slurm")
-        self.events.emit("run.start", attempt=self.number, launcher=where.launcher, job=where.job, nodes=list(where.nodes), cells=cells)
+        self.events.emit("run.start", attempt=self.number, launcher=where.launcher, job=where.job, nodes=list(where.nodes), **facts)
         if self.number > 1:
             self.events.emit("resume", attempt=self.number, step=last_checkpoint(self.paths))
 
@@ -173,7 +187,8 @@ class Attempt:
         host = socket.gethostname() if len(world.allocation.nodes) > 1 else None
         self._add(world.launcher.child("gateway", world.programs.gateway(self.paths.root, self.number, host), early))
         address = self._await("the gateway to listen", lambda: read_address(self.folder), limit)
-        runtime = Runtime(self.paths.root, self.number, secret, address.url, address.socket).write(self.folder)
+        pool = len(world.placement.standalone)
+        runtime = Runtime(self.paths.root, self.number, secret, address.url, address.socket, pool).write(self.folder)
         extra = {MARK: str(self.folder), VARIABLE: str(runtime), WORLD_SIZE: str(len(world.placement.ranks))}
         where = Surroundings(self.folder, self.logs, extra)
         for node in world.allocation.nodes:

@@ -36,6 +36,8 @@ FREE = (
     "upstream",
     "gateway.host",
     "gateway.port",
+    "cells.standalone",
+    "cells.leftover",
     "rollout.threads",
     "training.threads",
 )

@@ -108,8 +108,8 @@ def parameters(config: Config, name: str) -> dict[str, Any]:
 
 
 def nodes_wanted(config: Config) -> int:
-    """One node more than the cells need, for the controller and the gateway."""
-    return config.cells.count * config.cells.nodes_per_cell + 1
+    """One node more than the cells and the standalone ones are, for the controller and the gateway."""
+    return config.cells.count * config.cells.nodes_per_cell + config.cells.standalone + 1
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,16 @@ UNSUPPORTED = 3
 """Exit status of an engine process that would compute this model wrongly: trying again is useless."""
 # engines are on our own nodes: a proxy from the environment must not see them
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def text(url: str, deadline: float) -> str:
+    """One blocking GET of a text. Raises EngineFault."""
+    try:
+        with _opener.open(url, timeout=max(deadline, 0.01)) as response:
+            body: bytes = response.read()
+    except OSError as error:
+        raise EngineFault(f"engine did not answer {url.rsplit('/', 1)[-1]}: {error}") from error
+    return body.decode(errors="replace")
 
 
 class Child:
@@ -49,6 +59,15 @@ class Child:
     def stop(self, grace: float) -> None:
         """End it and its group; what a dead process left behind gets no grace, nobody is there to end it in order."""
         processes.stop(self._process, grace if self.alive() else 0.0)
+
+
+def visible_devices(devices: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:
+    """What makes an engine see only these accelerators; they are numbered inside what `env` allows already."""
+    if not devices:
+        return {}
+    allowed = [name for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = [allowed[d] if d < len(allowed) else str(d) for d in devices] if allowed else [str(d) for d in devices]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
 
 
 def last_line(path: Path) -> str:

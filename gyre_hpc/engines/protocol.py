@@ -126,6 +126,7 @@ class EngineSpec:
     model: Path
     version: int
     capacity: int
+    """0: as many as the engine itself says (`EngineServer.holding`)."""
     window: int
     log: Path
     host: str = "127.0.0.1"
@@ -133,15 +134,29 @@ class EngineSpec:
     threads: int = 1
     options: dict[str, object] = field(default_factory=dict)
     handover: str = "recompute"
+    devices: tuple[int, ...] = ()
+    """Accelerators of the node that this engine may see, by number; empty: all that the process sees."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What an engine says that it can hold: `kv_tokens` of KV cache in all, `executions` whose context fills the window at once."""
+
+    kv_tokens: int
+    executions: int
 
 
 class EngineServer(Protocol):
-    """The engine process of one cell, owned by the cell's leader. All calls block with a deadline (seconds) and raise EngineFault."""
+    """One engine process, owned by a rank of its cell. All calls block with a deadline (seconds) and raise EngineFault."""
 
     address: EngineAddress
     pid: int
 
     def alive(self) -> bool: ...
+
+    def holding(self, deadline: float) -> Holding:
+        """As the engine itself measures it, now that it runs."""
+        ...
 
     def pause(self, deadline: float) -> None:
         """Stop serving; requests in flight are refused with EngineFault at their client (the gateway keeps and moves them)."""

@@ -20,7 +20,7 @@ import orjson
 from gyre_hpc import processes
 from gyre_hpc.engines import control
 from gyre_hpc.engines.prompt import request_json
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
 from gyre_hpc.engines.streaming import chunks
 from gyre_hpc.errors import ConfigError
 
@@ -53,11 +53,16 @@ class TorchEngine:
         except BaseException:
             self.stop()
             raise
-        self.address = EngineAddress("torch", url, spec.capacity, spec.window)
+        self._holding = Holding(rows_of(spec) * spec.window, rows_of(spec))
+        self.address = EngineAddress("torch", url, spec.capacity or self._holding.executions, spec.window)
         log.info("torch engine %d ready in %.1f s", self.pid, time.monotonic() - began)
 
     def alive(self) -> bool:
         return self._child.alive()
+
+    def holding(self, deadline: float) -> Holding:
+        """Its rows; KV of each grows to the window as it is needed."""
+        return self._holding
 
     def health(self, deadline: float) -> dict[str, Any]:
         """What the process says of itself: version, paused, released, active, waiting, tokens, prefix_hits, slot_bytes, prefix_bytes."""
@@ -151,6 +156,14 @@ def request_body(request: GenerateRequest) -> bytes:
     return request_json("prompt", request.prompt, {"request_id": request.request_id, "position": request.position, "sampling": sampling})
 
 
+def rows_of(spec: EngineSpec) -> int:
+    """Calls that it computes at once. Raises ConfigError when nobody says."""
+    rows = spec.options.get("rows") or spec.capacity
+    if not isinstance(rows, int) or rows < 1:
+        raise ConfigError("rollout.capacity = 0 without rollout.options.rows", "the torch engine holds what it is told: set one of them")
+    return rows
+
+
 def _command(spec: EngineSpec, ready: int) -> list[str]:
     unknown = sorted(set(spec.options) - set(_DEFAULTS))
     if unknown:
@@ -158,7 +171,7 @@ def _command(spec: EngineSpec, ready: int) -> list[str]:
     if not (spec.model / "config.json").is_file():
         raise ConfigError(f"model {spec.model}: no config.json there", "give the directory of a Hugging Face causal LM")
     options = {**_DEFAULTS, **spec.options}
-    options["rows"] = options["rows"] or spec.capacity
+    options["rows"] = rows_of(spec)
     options["device"] = options["device"] or "auto"
     fixed = {
         "model": spec.model.resolve(),
@@ -174,4 +187,6 @@ def _command(spec: EngineSpec, ready: int) -> list[str]:
 
 
 def _environment(spec: EngineSpec) -> dict[str, str]:
-    return processes.child_environment({"OMP_NUM_THREADS": str(spec.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
+    devices = control.visible_devices(spec.devices, os.environ)
+    ours = {"OMP_NUM_THREADS": str(spec.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return processes.child_environment({**devices, **ours})

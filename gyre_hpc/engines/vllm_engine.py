@@ -21,12 +21,15 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import math
+import os
+import re
 import secrets
 import signal
 import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,7 @@ from gyre_hpc.engines import control, handover_nixl, vllm_guard
 from gyre_hpc.engines.handover import NIXL, Doubt
 from gyre_hpc.engines.handover_nixl import pull_fields
 from gyre_hpc.engines.prompt import request_json
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, TokenChunk
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
 from gyre_hpc.engines.sampling import seed_key, uniforms
 from gyre_hpc.engines.streaming import chunks
 from gyre_hpc.errors import ConfigError
@@ -64,6 +67,7 @@ _KV_GIB = "kv_gib"
 """Our one option that is not vLLM's: GiB of KV cache on CPU."""
 _GRACE = 10.0
 _POLL = 0.25
+MEASURED_SEQUENCES = 256
 _CANARY = [1, 2, 3, 4, 5]
 
 
@@ -80,11 +84,14 @@ class VllmEngine:
         self._child = control.Child(process, spec.log)
         self.pid = self._child.pid
         self.address = EngineAddress("vllm", f"http://{spec.host}:{port}/{secret}", spec.capacity, spec.window, spec.handover)
+        self._sequences = sequences(spec)
         self._sleeps = not on_cpu()
         self._was_paused = False
         try:
             self._wait_ready(began + deadline)
             left = max(began + deadline - time.monotonic(), 1.0)
+            if not spec.capacity:
+                self.address = replace(self.address, capacity=self.holding(left).executions)
             self._set_version(spec.version, left)
             self._canary(spec.version, left)
         except BaseException:
@@ -100,6 +107,12 @@ class VllmEngine:
         self._child.check()
         health: dict[str, Any] = self._get("gyre", deadline)
         return health
+
+    def holding(self, deadline: float) -> Holding:
+        """From its own metrics: KV blocks, and sequences that it schedules at once."""
+        self._child.check()
+        held = kv_tokens(control.text(f"{self.address.url}/metrics", deadline))
+        return Holding(held, max(1, min(held // self.address.window, self._sequences)))
 
     def pause(self, deadline: float) -> None:
         end = time.monotonic() + deadline
@@ -309,7 +322,7 @@ def command(spec: EngineSpec, port: int) -> list[str]:
         "port": port,
         "dtype": spec.dtype,
         "max-model-len": spec.window,
-        "max-num-seqs": spec.capacity,
+        "max-num-seqs": sequences(spec),
         "middleware": "gyre_hpc.engines.vllm_guard.Guard",
         "worker-extension-cls": "gyre_hpc.engines.vllm_worker.WorkerExtension",
         "logprobs-mode": "processed_logprobs",
@@ -338,6 +351,22 @@ def command(spec: EngineSpec, port: int) -> list[str]:
     return argv
 
 
+def sequences(spec: EngineSpec) -> int:
+    """Calls that it schedules at once: its capacity; where that is to be measured, the user's option or MEASURED_SEQUENCES."""
+    given = spec.options.get("max-num-seqs", spec.options.get("max_num_seqs"))
+    return int(str(given)) if given is not None else spec.capacity or MEASURED_SEQUENCES
+
+
+def kv_tokens(metrics: str) -> int:
+    """Tokens of KV cache that a server has, from the text of its `/metrics`. Raises EngineFault where they are not told."""
+    line = next((line for line in metrics.splitlines() if line.startswith("vllm:cache_config_info{")), "")
+    found = {name: re.search(rf'[{{,]{name}="(\d+)"', line) for name in ("num_gpu_blocks", "block_size")}
+    blocks, size = found["num_gpu_blocks"], found["block_size"]
+    if blocks is None or size is None:
+        raise EngineFault("vLLM's metrics do not tell its KV cache (vllm:cache_config_info): set rollout.capacity")
+    return int(blocks[1]) * int(size[1])
+
+
 def on_cpu() -> bool:
     """Whether the installed vLLM is the CPU build (which has no sleep mode)."""
     try:
@@ -349,6 +378,7 @@ def on_cpu() -> bool:
 
 def _environment(spec: EngineSpec, secret: str) -> dict[str, str]:
     extra = {
+        **control.visible_devices(spec.devices, os.environ),
         vllm_guard.SECRET: secret,
         vllm_guard.VERSION: str(spec.version),
         "VLLM_SERVER_DEV_MODE": "1",

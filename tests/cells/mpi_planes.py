@@ -1,6 +1,6 @@
-"""On 1 + K x R ranks: communicators, claims by all leaders at once, sums over prefixes, a snapshot beside them.
+"""On 1 + K x R + S ranks: communicators, claims by all leaders at once, sums over prefixes, a snapshot beside them.
 
-Run by test_communicators.py. Argument: ranks per cell.
+Run by test_communicators.py. Arguments: ranks per cell, standalone cells.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def check_communicators(comms: Communicators, layout: Layout) -> None:
     assert (comms.control is not None) == (comms.is_controller or comms.is_leader)
     if comms.is_controller:
         assert comms.control is not None
-        assert (comms.control.rank, comms.control.size) == (0, layout.cells + 1)
+        assert (comms.control.rank, comms.control.size) == (0, layout.all_cells + 1)
         return
     assert comms.cell is not None
     assert comms.cell_index is not None
-    assert (comms.cell.size, comms.cell.rank) == (layout.ranks_per_cell, comms.slot)
+    width = 1 if layout.is_standalone(comms.cell_index) else layout.ranks_per_cell
+    assert (comms.cell.size, comms.cell.rank) == (width, comms.slot)
     for k in range(1, layout.cells + 1):
         if comms.cell_index < k:
             assert (comms.prefix(k).size, comms.prefix(k).rank) == (k, comms.cell_index)
@@ -120,17 +121,17 @@ def check_deadline(comms: Communicators, layout: Layout) -> None:
 
 def main() -> None:
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
-    ranks_per_cell = int(sys.argv[1])
+    ranks_per_cell, standalone = int(sys.argv[1]), int(sys.argv[2])
     size, rank = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-    layout = Layout((size - 1) // ranks_per_cell, ranks_per_cell)
+    layout = Layout((size - 1 - standalone) // ranks_per_cell, ranks_per_cell, standalone)
     reduce.PIECE = 64  # many pieces
     with pytest.raises(WorldMismatch, match="needs"):
-        build(Layout(layout.cells + 1, ranks_per_cell))
+        build(Layout(layout.cells + 1, ranks_per_cell, standalone))
     comms = build(layout)
     check_communicators(comms, layout)
     if comms.control is not None:
         check_claims(comms.control)
-    if not comms.is_controller:
+    if comms.cell_index is not None and not layout.is_standalone(comms.cell_index):
         check_sums(comms, layout)
         check_deadline(comms, layout)
     MPI.COMM_WORLD.Barrier()

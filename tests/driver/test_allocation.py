@@ -43,13 +43,18 @@ def test_one_machine_without_slurm_holds_everything() -> None:
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 def test_cells_are_whole_nodes_in_order_and_never_share(count: int, width: int, ranks: int, spare: int) -> None:
     nodes = tuple(f"n{i}" for i in range(count * width + spare))
-    placed = place(nodes, CellsSection(count=count, nodes_per_cell=width, ranks_per_node=ranks), local=False)
+    cells = CellsSection(count=count, nodes_per_cell=width, ranks_per_node=ranks, leftover=False)
+    placed = place(nodes, cells, local=False)
     used = [node for cell in placed.cells for node in cell]
     assert placed.ranks[0] == nodes[0]
     assert len(placed.ranks) == 1 + count * width * ranks
     assert len(set(used)) == len(used) == count * width
     assert used == sorted(used, key=nodes.index)
     assert placed.ranks[1:] == tuple(node for node in used for _ in range(ranks))
+    with_pool = place(nodes, cells.model_copy(update={"leftover": True}), local=False)
+    assert (with_pool.cells, with_pool.standalone, with_pool.idle) == (placed.cells, placed.idle, ())
+    assert len(placed.idle) == max(0, spare - 1)
+    assert with_pool.ranks == placed.ranks + placed.idle
 
 
 def test_job_facts_and_times() -> None:

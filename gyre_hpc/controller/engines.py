@@ -1,0 +1,52 @@
+"""What the cells' leaders report of their engines at the start: addresses for the gateway, and how many executions each cell holds.
+
+Ordering key: cell, then the engine's number inside it. Invariants: a cell's capacity is the sum of its engines'; where the configuration
+says 0 it is what the engine measured, and both are told (event `engines`), never guessed in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gyre_hpc.config import Config
+
+_MEASURED = ("pid", "kv_tokens", "holds")
+"""Fields of a report that are no part of an address."""
+
+
+class Engines:
+    """Of all cells, standalone ones behind the others; `reports` in cell order, each with `engines`: {number: fields}."""
+
+    def __init__(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        self._cells = [{int(number): fields for number, fields in sorted(report["engines"].items())} for report in reports]
+
+    @property
+    def capacities(self) -> list[int]:
+        """Executions that each cell holds."""
+        return [sum(int(fields["capacity"]) for fields in cell.values()) for cell in self._cells]
+
+    def addresses(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """(cell, engine, fields of EngineAddress)."""
+        for cell, engines in enumerate(self._cells):
+            for number, fields in engines.items():
+                yield cell, number, {name: value for name, value in fields.items() if name not in _MEASURED}
+
+    def facts(self, config: Config) -> dict[str, Any]:
+        """The event's fields: `capacity` and `standalone` of the cells, `measured`, each engine's numbers, and what is too much.
+
+        `over`: engines whose KV is too small for the configured executions, were the context of each to fill the window.
+        """
+        listed = [
+            {"cell": cell, "engine": number, "capacity": fields["capacity"], "holds": fields["holds"], "kv_tokens": fields["kv_tokens"]}
+            for cell, engines in enumerate(self._cells)
+            for number, fields in engines.items()
+        ]
+        return {
+            "capacity": self.capacities[: config.cells.count],
+            "standalone": self.capacities[config.cells.count :],
+            "measured": config.rollout.capacity == 0,
+            "window": config.model.window,
+            "over": sum(engine["capacity"] > engine["holds"] for engine in listed),
+            "engines": listed,
+        }
