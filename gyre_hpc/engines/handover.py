@@ -48,6 +48,10 @@ class Doubt(EngineFault):
         self.reason = reason
 
 
+class Gone(EngineFault):
+    """Nothing listens there any more: whatever the engine still does, nobody will be told of it."""
+
+
 @dataclass(frozen=True)
 class Ticket:
     """What a source keeps pinned: the KV of exactly `tokens` under weights `version`, to be pulled before `until`.
@@ -103,6 +107,10 @@ class KvLink(Protocol):
 
     async def counters(self) -> Counters: ...
 
+    async def block(self) -> int:
+        """Tokens of a KV block: a prefix cache knows whole ones only."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -154,12 +162,25 @@ class Departure:
     async def bring(self, client: EngineClient, target: KvLink | None, tokens: Sequence[int]) -> bool:
         """A waiting conversation's KV into the destination's prefix cache; False: its next turn computes it."""
         async with self._gate:
+            found = await self._found(tokens)
             # its one token is thrown away: only the pull counts
-            begun = await self._begin(client, target, GenerateRequest("hand-over", tokens, Sampling(1, 0.0)))
+            begun = await self._begin(client, target, GenerateRequest("hand-over", tokens[:found], Sampling(1, 0.0))) if found else None
             if begun is not None:
                 await begun[0].aclose()
         self._done["left" if begun is None else "conversations"] += 1
         return begun is not None
+
+    async def _found(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a waiting conversation are asked for: the whole blocks, and one, which makes an engine answer; 0: none."""
+        try:
+            block = await self._source.block()
+        except EngineFault as fault:
+            self._doubt("source", fault)
+            return 0
+        whole = (len(tokens) - 1) // block * block
+        if not whole:
+            self._doubt("short", None)
+        return whole + 1 if whole else 0
 
     async def _begin(
         self, client: EngineClient, target: KvLink | None, request: GenerateRequest
@@ -225,6 +246,8 @@ class Departure:
         if not refused:
             try:
                 await target.forget()
+            except Gone:
+                log.info("hand-over: the destination is gone, the pin is given back")
             except EngineFault as fault:
                 log.warning("hand-over: a pin stays until its lease ends, the destination may be pulling: %s", fault)
                 return

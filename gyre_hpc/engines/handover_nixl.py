@@ -12,6 +12,7 @@ NIXL's side channel has no secret: it belongs on a network where only the job's 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import aiohttp
 import orjson
 
 from gyre_hpc.engines import vllm_guard
-from gyre_hpc.engines.handover import Counters, Doubt, Ticket
+from gyre_hpc.engines.handover import Counters, Doubt, Gone, Ticket
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault
 from gyre_hpc.errors import ConfigError
@@ -77,6 +78,7 @@ class NixlLink:
             timeout=aiohttp.ClientTimeout(total=patience, sock_connect=5.0),
             headers={"Content-Type": "application/json"},
         )
+        self._block = 0
 
     async def pin(self, tokens: Sequence[int]) -> Ticket:
         asked = time.monotonic()
@@ -106,10 +108,20 @@ class NixlLink:
             await asyncio.sleep(_UNPIN_PAUSE)
 
     async def forget(self) -> None:
-        await self._ask("POST", "gyre/forget", b"{}")
+        try:
+            await self._ask("POST", "gyre/forget", b"{}")
+        except EngineFault as fault:
+            if not isinstance(fault.__cause__, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) or isinstance(fault, Gone):
+                raise
+            await self._ask("POST", "gyre/forget", b"{}")  # a connection that was kept from before says nothing about the server
 
     async def counters(self) -> Counters:
         return read_counters((await self._ask("GET", "metrics"))[1].decode())
+
+    async def block(self) -> int:
+        if not self._block:
+            self._block = read_block((await self._ask("GET", "metrics"))[1].decode())
+        return self._block
 
     async def close(self) -> None:
         await self._session.close()
@@ -123,6 +135,9 @@ class NixlLink:
                 if response.status != 200:
                     raise EngineFault(f"vLLM answered {response.status} to {name}: {data[:300].decode(errors='replace')}")
                 return response.headers, data
+        except aiohttp.ClientConnectorError as error:
+            kind = Gone if isinstance(error.os_error, ConnectionRefusedError) else EngineFault
+            raise kind(f"vLLM did not answer {name}: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFault(f"vLLM did not answer {name}: {type(error).__name__} {error}") from error
 
@@ -139,6 +154,14 @@ def read_counters(text: str) -> Counters:
         elif name.startswith("vllm:nixl_bytes_transferred_sum"):
             found["bytes"] += float(value)
     return Counters(**{name: int(value) for name, value in found.items()})
+
+
+def read_block(text: str) -> int:
+    """Tokens of a KV block, from vLLM's metrics in Prometheus' text form. Raises EngineFault."""
+    found = re.search(r'^vllm:cache_config_info\{(?:.*,)?block_size="(\d+)"', text, re.MULTILINE)
+    if found is None:
+        raise EngineFault("vLLM's metrics do not tell its block size (vllm:cache_config_info)")
+    return int(found[1])
 
 
 def pull_fields(ticket: Ticket) -> dict[str, Any]:

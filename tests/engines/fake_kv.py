@@ -15,7 +15,7 @@ from itertools import count
 
 import numpy as np
 
-from gyre_hpc.engines.handover import Counters, Doubt, Ticket
+from gyre_hpc.engines.handover import Counters, Doubt, Gone, Ticket
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, TokenChunk
 
 WRONG = 10_000
@@ -44,7 +44,7 @@ class Pin:
 
 @dataclass(eq=False)
 class FakeEngine:
-    """`peers`: all engines by name, itself included. `pin_delay`, `pull_delay`: seconds; `broken`: every call fails."""
+    """`peers`: all engines by name, itself included. Delays in seconds; `broken`: every call fails, `gone`: nothing listens."""
 
     name: str
     peers: dict[str, FakeEngine]
@@ -56,6 +56,7 @@ class FakeEngine:
     pull_delay: float = 0.0
     pinned_short: int = 0
     broken: bool = False
+    gone: bool = False
     pins: dict[int, Pin] = field(default_factory=dict)
     cache: dict[tuple[int, ...], bool] = field(default_factory=dict)
     """Prefix -> whether its KV is right."""
@@ -117,6 +118,8 @@ class FakeEngine:
         self.unpinned += self.pins.pop(ticket.params["number"], None) is not None
 
     async def forget(self) -> None:
+        if self.gone:
+            raise Gone(f"{self.name} is gone")
         if self.broken:
             raise EngineFault(f"{self.name} is broken")
         self.forgotten += 1
@@ -124,6 +127,9 @@ class FakeEngine:
 
     async def counters(self) -> Counters:
         return Counters(self.computed, self.cached, self.pulled, self.pulled * 100)
+
+    async def block(self) -> int:
+        return BLOCK
 
     # inside
 

@@ -11,7 +11,7 @@ import pytest
 
 from gyre_hpc.engines.handover import Counters, Departure, Doubt, Ticket, link
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, Sampling
-from tests.engines.fake_kv import WRONG, FakeEngine, undisturbed
+from tests.engines.fake_kv import BLOCK, WRONG, FakeEngine, undisturbed
 
 PROMPT = list(range(50, 71))
 
@@ -40,7 +40,8 @@ async def test_a_call_and_a_waiting_conversation_take_their_kv_along() -> None:
     await departure.end()
     report = await departure.report()
     assert (report["calls"], report["conversations"], report["recomputed"], report["left"], report["doubts"]) == (1, 1, 0, 0, {})
-    assert (report["tokens"], report["bytes"]) == (26 + 30, (26 + 30) * 100)
+    brought = 26 + 29  # of one that waits the whole blocks, and one
+    assert (report["tokens"], report["bytes"]) == (brought, brought * 100)
     assert set(report["phases"]) == {"pin", "pull"}
     assert b.computed == 0
     turn = [*waiting, 1, 2, 3]
@@ -126,6 +127,27 @@ async def test_a_destination_that_breaks_is_forgotten_by_nobody_and_faults_as_ev
     report = await departure.report()
     assert report["doubts"] == {"destination": 1}
     assert a.pins, "the destination may still be pulling: the lease ends it"
+
+
+async def test_a_destination_that_is_gone_leaves_no_pin() -> None:
+    """It would hold up the source's pause for the rest of the lease."""
+    a, b = pair()
+    b.broken = b.gone = True
+    departure = Departure(a)
+    assert not await departure.bring(b, b, [7] * 30)
+    await departure.end()
+    assert (await departure.report())["doubts"] == {"destination": 1}
+    assert not a.pins
+
+
+async def test_a_conversation_shorter_than_a_block_has_nothing_to_bring() -> None:
+    a, b = pair()
+    departure = Departure(a)
+    assert not await departure.bring(b, b, [7] * BLOCK)
+    assert await departure.bring(b, b, [7] * (BLOCK + 1))
+    await departure.end()
+    report = await departure.report()
+    assert (report["doubts"], report["conversations"], report["left"], report["tokens"]) == ({"short": 1}, 1, 1, BLOCK + 1)
 
 
 async def test_what_is_given_up_is_undone() -> None:
