@@ -44,6 +44,7 @@ _BLANKS = (
 """White space of Python and of JavaScript, but for the line feed."""
 _ENDS = tuple(_BLANKS)
 _LINE_ENDS = tuple(f"{blank}\n" for blank in _BLANKS)
+_ASCII_LINE_ENDS = tuple(end for end in _LINE_ENDS if end.isascii())
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _THINKING = ("thinking", "redacted_thinking")
 _SKIPPED = ("server_tool_use", "web_search_tool_result", "tool_reference")
@@ -72,7 +73,7 @@ class Message:
     @property
     def blank(self) -> bool:
         """Nothing of it is compared: a harness may leave such a turn out, or not."""
-        return not _compared(self.role, self.blocks)
+        return all(block["type"] == "thinking" for block in self.blocks)
 
     @property
     def text(self) -> str:
@@ -203,9 +204,18 @@ def _canonical_text(text: str) -> Any:
             return _TRUTHS[text]
         if _NUMBER.fullmatch(text):
             return _number(float(text))
-    if not text.endswith(_ENDS) and not any(end in text for end in _LINE_ENDS):
+    if not text.endswith(_ENDS) and not _has_blank_ends(text):
         return text
     return "\n".join(line.rstrip(_BLANKS) for line in text.split("\n"))
+
+
+def _has_blank_ends(text: str) -> bool:
+    """Whether a line that is not the last ends with a blank."""
+    if "\n" in text:
+        for end in _ASCII_LINE_ENDS if text.isascii() else _LINE_ENDS:  # no generator: it would cost more than the search
+            if end in text:
+                return True
+    return False
 
 
 def normalise_system(system: Any) -> str:

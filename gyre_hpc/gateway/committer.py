@@ -1,7 +1,8 @@
 """Group commit on an event loop: many calls, one fsync.
 
 Invariant: what was appended before `commit()` was called is durable when it returns. One commit runs at a time, in a thread of its own; all
-who ask meanwhile share the next one. A store that can't be written is told once to `on_fatal`, and to everybody who waits.
+who ask in one pass of the event loop, or meanwhile, share one. A store that can't be written is told once to `on_fatal`, and to everybody
+who waits. Futures in place of tasks: a commit costs the loop two passes, and two of them are in every call.
 """
 
 from __future__ import annotations
@@ -22,26 +23,58 @@ class Committer:
         self._store = store
         self._on_fatal = on_fatal
         self._thread = ThreadPoolExecutor(1, "commit")
-        self._running: asyncio.Task[None] | None = None
-        self._next: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        """Who waits for the next commit."""
+        self._busy = False
+        """A commit runs, or is about to."""
         self.commits = 0
 
     async def commit(self) -> None:
         """Raises CallFailed when the store can't be written any more (and `on_fatal` has been told)."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._run(self._running))
-        await asyncio.shield(self._next)
-
-    async def _run(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait([before])
-        self._running, self._next = self._next, None
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._store.commit)
-            self.commits += 1
-        except (OSError, StoreError) as error:
-            self._on_fatal(error)
-            raise CallFailed(f"the record can't be written: {error}") from error
+        loop = asyncio.get_running_loop()
+        durable = loop.create_future()
+        self._waiting.append(durable)
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._begin, loop)
+        await durable
 
     def close(self) -> None:
+        """Wait for the commit that runs."""
         self._thread.shutdown(wait=True)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._thread.submit(self._commit, loop, waiting)
+        except RuntimeError as error:  # it is closed
+            self._finish(loop, waiting, error)
+
+    def _commit(self, loop: asyncio.AbstractEventLoop, waiting: list[asyncio.Future[None]]) -> None:
+        """In the thread."""
+        failed: Exception | None = None
+        try:
+            self._store.commit()
+        except Exception as error:
+            failed = error
+        loop.call_soon_threadsafe(self._finish, loop, waiting, failed)
+
+    def _finish(self, loop: asyncio.AbstractEventLoop, waiting: list[asyncio.Future[None]], error: Exception | None) -> None:
+        failure = error
+        if error is None:
+            self.commits += 1
+        elif isinstance(error, OSError | StoreError):
+            self._on_fatal(error)
+            failure = CallFailed(f"the record can't be written: {error}")
+            failure.__cause__ = error
+        for durable in waiting:
+            if durable.done():  # cancelled
+                continue
+            if failure is None:
+                durable.set_result(None)
+            else:
+                durable.set_exception(failure)
+        if self._waiting:
+            self._begin(loop)
+        else:
+            self._busy = False
