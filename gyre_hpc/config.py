@@ -155,7 +155,8 @@ class GatewaySection(_Section):
     max_calls: Positive = 1000
     """Model calls of one execution (a harness may compact for ever)."""
     max_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens that the policy may sample in one execution; 0: as many as its calls take. Concurrent calls may each use what is left."""
+    """Tokens that the policy may sample in one execution; 0: as many as its calls take. What calls in flight may take is
+    reserved, others wait."""
     max_body_mb: Positive = 256
     """Megabytes of one request's body."""
     retries: Annotated[int, Field(ge=0)] = 2

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gyre_hpc.engines.prompt import Prompt, Run
 from gyre_hpc.gateway.bodies import Memory
 from gyre_hpc.gateway.calls import CallStream
+from gyre_hpc.gateway.reservations import Reservations
 from gyre_hpc.gateway.roles import History
 from trees.records import CallEnd
 from trees.tree import Call
@@ -37,6 +38,8 @@ class Live:
     warnings: int = 0
     faulted: bool = False
     """The last call that was not cancelled broke on our side."""
+    reserved: Reservations = field(default_factory=Reservations)
+    """Tokens that calls in flight may still sample, where there is a cap."""
     history: History = field(default_factory=History)
     streams: dict[bytes, CallStream] = field(default_factory=dict)
     """By the request's digest: calls in flight, and the last that are over."""

@@ -237,7 +237,8 @@ class Recorder:
         stream = CallStream()
         stream.push(Started(call.call, len(live.prompt(call.prompt))))
         turn = self._turn(request, call.call, call.prompt, stream)
-        turn.take(TokenChunk(live.nodes[call.sampled][1].tolist(), [], [], call.finish))
+        tokens = live.nodes[call.sampled][1]
+        turn.take(TokenChunk(tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32), call.finish))
         stream.push(*turn.complete()[0])
         return stream
 
@@ -262,8 +263,22 @@ class Recorder:
                 del live.streams[request.digest]  # a retry is a new call
 
     async def _call(self, live: Live, request: CallRequest, stream: CallStream) -> None:
+        if not self._settings.max_tokens:
+            await self._admitted(live, request, stream, sys.maxsize)
+            return
+        wanted = min(max(1, request.max_tokens), self._settings.window)
+        granted = await live.reserved.take(wanted, lambda: self._left(live))
+        try:
+            if stream.abandoned:
+                raise CallFailed("nobody waits for this call any more")
+            await self._admitted(live, request, stream, granted)
+        finally:
+            live.reserved.give_back(granted)
+
+    async def _admitted(self, live: Live, request: CallRequest, stream: CallStream, most: int) -> None:
+        """A call that may sample `most` tokens."""
         prompt = await self._prompt(live, request.conversation, request.agent)
-        left = self._left(live)
+        self._left(live)
         room = self._settings.window - len(prompt.ids)
         if room < 1:
             raise PromptTooLong(len(prompt.ids), self._settings.window - 1)
@@ -274,7 +289,7 @@ class Recorder:
         stream.push(Started(call, len(prompt.ids)))
         turn = self._turn(request, call, node, stream)
         if not stream.abandoned:
-            sampling = self._sampling(live.execution, ordinal, min(max(1, request.max_tokens), room, left))
+            sampling = self._sampling(live.execution, ordinal, min(max(1, request.max_tokens), room, most))
             self._texts.used(live, len(prompt.ids), self._live)
             await self._generate(live, GenerateRequest(f"call-{call}", prompt.ids, sampling), turn)
         await self._end(live, request, prompt, turn)
@@ -363,7 +378,7 @@ class Recorder:
             task.uncancel()
             turn.finish = "cancelled"
         except EngineFault as error:
-            log.warning("call %d of execution %d broke after %d tokens: %s", turn.call, live.execution, len(turn.tokens), error)
+            log.warning("call %d of execution %d broke after %d tokens: %s", turn.call, live.execution, turn.count, error)
             turn.finish, turn.fault = "fault", error
         except Exception as error:
             log.exception("call %d of execution %d", turn.call, live.execution)
@@ -375,14 +390,14 @@ class Recorder:
         said = await self._read(request, turn)
         fate = {"fault": Fate.BROKEN, "cancelled": Fate.CANCELLED}.get(turn.finish, Fate.DELIVERED)
         verdict = prompt.asked.verdict
-        sampled = self._append_sampled(live, turn, verdict.role) if turn.tokens else -1
+        sampled = self._append_sampled(live, turn, verdict.role) if turn.count else -1
         end = CallEnd(turn.call, live.execution, sampled, fate, turn.finish, verdict.difference)
         self._store.append(end)
         answer = self._answer(live, request, prompt, turn, sampled, said[1]) if said is not None and sampled >= 0 else None
         await self.committer.commit()
         live.faulted = fate is Fate.BROKEN or (live.faulted and fate is Fate.CANCELLED)
-        live.tokens += len(turn.tokens)
-        self.sampled_tokens += len(turn.tokens)
+        live.tokens += turn.count
+        self.sampled_tokens += turn.count
         if said is None:
             raise CallFailed(f"the engine failed: {turn.fault}" if turn.fault else "the call was cancelled")
         if answer is not None:
@@ -436,14 +451,8 @@ class Recorder:
 
     def _append_sampled(self, live: Live, turn: Turn, role: Role) -> int:
         node = self._store.allocate_node()
-        tokens = np.asarray(turn.tokens, np.int32)
-        logprobs, versions = np.asarray(turn.logprobs, np.float32), _filled(turn.versions)
-        self._store.append(Node(node, turn.node, live.execution, turn.call, NodeKind.SAMPLED, role, tokens, logprobs, versions))
+        said = turn.sampled()
+        columns = (said.tokens, said.logprobs, said.versions)
+        self._store.append(Node(node, turn.node, live.execution, turn.call, NodeKind.SAMPLED, role, *columns))
         live.nodes[node] = (turn.node, self._store.forest.nodes[node].tokens)
         return node
-
-
-def _filled(versions: list[int]) -> Tokens:
-    """Weight versions as int32: nearly always they are one."""
-    first = versions[0]
-    return np.full(len(versions), first, np.int32) if versions.count(first) == len(versions) else np.asarray(versions, np.int32)
