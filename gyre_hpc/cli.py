@@ -39,6 +39,11 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c]...", hel
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A run directory, or a folder of trees.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NodeMtbfOption = Annotated[float, typer.Option(min=0.0, help="Mean hours between failures of one node (0: none fails).")]
+PreemptOption = Annotated[float, typer.Option(min=0.0, help="Hours after which an allocation ends (0: it doesn't).")]
+RestartOption = Annotated[float, typer.Option(min=0.0, help="Minutes from a failure or an allocation's end to the next attempt.")]
+SurviveOption = Annotated[bool, typer.Option("--executions-survive", help="Running executions go on in the next attempt.")]
+CheckpointOption = Annotated[float, typer.Option(min=0.0, help="Seconds of a checkpoint, beside what a run's own took.")]
 
 
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -212,12 +217,19 @@ def simulate(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="paper-122b or paper-2.4t.")],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every row.")] = 20,
     picture: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a Gantt chart of every row there, as SVG.")] = None,
+    node_mtbf: NodeMtbfOption = 0.0,
+    preempt_every: PreemptOption = 0.0,
+    restart: RestartOption = 10.0,
+    executions_survive: SurviveOption = False,
+    checkpoint: CheckpointOption = 0.0,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate the paper's experiments with the scheduler of this system; reported numbers beside simulated ones."""
     from gyre_hpc.simulation.main import run_study
+    from gyre_hpc.simulation.trouble import trouble
 
-    found, text = run_study(study, seeds, picture, _progress)
+    expected = trouble(node_mtbf, preempt_every, restart, executions_survive, checkpoint)
+    found, text = run_study(study, seeds, picture, _progress, expected)
     if as_json:
         _print_json(found)
     else:
@@ -237,15 +249,23 @@ def plan(
     train_node_hours: Annotated[float | None, typer.Option(min=0.0, help="Training of one step (estimated from a run).")] = None,
     smallest_cell: Annotated[int | None, typer.Option(min=1, help="Nodes that hold the model in training (the run's, or 1).")] = None,
     beta: Annotated[float, typer.Option(min=0.0, help="Speed of an execution at a share u of slots in use: 1 / (1 + beta u).")] = 0.0,
+    group_spread: Annotated[float | None, typer.Option(min=0.0, help="Sigma of log time in a group, for sessions (0.26).")] = None,
+    node_mtbf: NodeMtbfOption = 0.0,
+    preempt_every: PreemptOption = 0.0,
+    restart: RestartOption = 10.0,
+    executions_survive: SurviveOption = False,
+    checkpoint: CheckpointOption = 0.0,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Gantt chart of the best one, as SVG.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search for the cells, mode, mu, phi and standalone pool that suit a workload; in the simulator, nothing is run."""
     from gyre_hpc.simulation.facts import Given
     from gyre_hpc.simulation.main import run_plan
+    from gyre_hpc.simulation.trouble import trouble
 
-    given = Given(groups_per_step, group_size, steps, slots_per_node, train_node_hours, smallest_cell, beta)
-    found, text = run_plan(path, given, nodes, staleness, seeds, picture, _progress)
+    given = Given(groups_per_step, group_size, steps, slots_per_node, train_node_hours, smallest_cell, beta, group_spread)
+    expected = trouble(node_mtbf, preempt_every, restart, executions_survive, checkpoint)
+    found, text = run_plan(path, given, nodes, staleness, seeds, picture, _progress, expected)
     if as_json:
         _print_json(found)
     else:

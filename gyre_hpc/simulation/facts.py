@@ -8,7 +8,7 @@ training until the step's end) / (its groups), which contains waiting and so is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +22,7 @@ from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report.summary import Summary, summarise
 from gyre_hpc.simulation.scenario import Costs
+from gyre_hpc.simulation.trouble import NO_TROUBLE, Trouble
 from gyre_hpc.simulation.workload import Recorded, read_recorded
 
 DEFAULT_STEPS = 24
@@ -56,6 +57,7 @@ class Facts:
     beta: float = 0.0
     origin: str = ""
     ran: Ran | None = None
+    expected: Trouble = NO_TROUBLE
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Given:
     """Of one step."""
     smallest_cell: int | None = None
     beta: float = 0.0
+    group_spread: float | None = None
+    """Sigma of log time in groups of sessions that were recorded once each."""
 
 
 def gather(path: Path, given: Given) -> Facts:
@@ -98,7 +102,10 @@ def gather(path: Path, given: Given) -> Facts:
         missing.append("--train-node-hours")
     if missing:
         raise ConfigError(f"{path} does not tell everything that a plan needs", f"give {', '.join(missing)}")
-    return Facts(workload=read_recorded(workload_path), costs=costs, beta=given.beta, origin=str(path), **found)
+    workload = read_recorded(workload_path)
+    if given.group_spread is not None:
+        workload = replace(workload, spread=given.group_spread)
+    return Facts(workload=workload, costs=costs, beta=given.beta, origin=str(path), **found)
 
 
 def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], Costs]:

@@ -38,7 +38,7 @@ from cells.events import (
     TransferDone,
 )
 from cells.policies import make_policy
-from cells.policy import Policy
+from cells.policy import Phase, Policy
 from gyre_hpc.errors import GyreError
 from gyre_hpc.simulation.fleet import Execution, Fleet
 from gyre_hpc.simulation.outcome import Outcome, Recorder
@@ -48,6 +48,8 @@ from gyre_hpc.simulation.trainer import Trainer
 _END, _DEADLINE, _CLAIMED, _ACTIVITY, _FAULT, _RESUME = range(6)
 LONGEST = 10 * 365 * 24 * 3600.0
 """A run that takes ten years is stuck in faults: nothing gets done between two of them."""
+MOST_ATTEMPTS = 200
+"""The same of attempts in a row without a step."""
 
 
 @dataclass
@@ -89,7 +91,7 @@ class Simulation:
         self._saved = self.policy.snapshot()
         self._saving = self._saved
         self._fed_versions: list[int] = []
-        self._attempt = 0
+        self._attempt = self._productive = 0
         self._busy = False
         self._draining: int | None = None
         """The step that closes once what is fed is computed."""
@@ -182,14 +184,18 @@ class Simulation:
                 self.recorder.role(cell, to.value, self.now)
             case StepDone(step):
                 self._saved = self._saving
+                self._productive = self._attempt
                 self.recorder.step(step, self.now, self._fed_versions)
                 self._fed_versions = []
                 for group in self.policy.current:
                     del self.groups[group]
             case Published(version):
                 self._finished = self._beyond_window(version)
-        if not self._finished:
-            self._tell(event)
+        if self._finished:
+            return
+        self._tell(event)
+        if isinstance(event, StepDone) and self.policy.phase is not Phase.PUBLISHING:  # after a fault bursts end elsewhere
+            self._finished = self._beyond_window(event.step)
 
     def _beyond_window(self, version: int) -> bool:
         return self.scenario.window is not None and version >= self.scenario.window
@@ -209,6 +215,9 @@ class Simulation:
     def _fail(self) -> None:
         """The attempt ends: roles and the open step are gone; engines stand until the next attempt."""
         self._attempt += 1
+        if self._attempt - self._productive > MOST_ATTEMPTS:
+            what = f"{MOST_ATTEMPTS} attempts in a row end before step {self.policy.step + 1} is done"
+            raise GyreError(f"the simulated run gets nowhere: {what}", "fewer faults, or executions that survive them")
         self._busy = False
         self._draining = None
         self._decisions.clear()

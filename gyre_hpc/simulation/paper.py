@@ -17,6 +17,7 @@ from typing import Any
 
 from cells.events import Mode, Schedule
 from gyre_hpc.simulation.scenario import HOUR, Scenario, beyond, cut
+from gyre_hpc.simulation.trouble import Trouble
 from gyre_hpc.simulation.workload import Limits, LogNormal
 
 
@@ -32,13 +33,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration: `reported` hours, or None where the paper has none; `fitted`: whether a parameter was fitted to it."""
+    """One configuration: `reported` hours, or None where the paper has none; `fitted`: whether a parameter was fitted to it; `calm`: the
+    same without the faults that `scenario` has."""
 
     id: str
     what: str
     reported: float | None
     scenario: Scenario
     fitted: bool = False
+    calm: Scenario | None = None
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,24 @@ def _tuned(make: _Maker, nodes: int, steps: int, trainers: range) -> tuple[Row, 
         )
         for n in trainers
         for phi, mu in ((1.5, 1), (0.5, 3))
+    )
+
+
+def under(study: Study, expected: Trouble) -> Study:
+    """The study with the trouble that every one of its runs is in for."""
+    if not expected.any:
+        return study
+
+    def row(of: Row) -> Row:
+        return replace(of, scenario=expected.put(of.scenario), reported=None, fitted=False, calm=of.scenario)
+
+    return replace(
+        study,
+        title=f"{study.title}; {expected.words()}",
+        rows=tuple(row(r) for r in study.rows),
+        ratios=tuple(replace(r, over=row(r.over), under=row(r.under)) for r in study.ratios),
+        tuned=tuple(row(r) for r in study.tuned),
+        sweep=tuple((load, row(over), row(base)) for load, over, base in study.sweep),
     )
 
 

@@ -7,12 +7,16 @@ mean a second wave for the last few. (Where slots are short everywhere, hours go
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from gyre_hpc.simulation.facts import Facts
+from gyre_hpc.simulation.kernel import simulate
 from gyre_hpc.simulation.replay import replay
-from gyre_hpc.simulation.search import Candidate, search, slopes
+from gyre_hpc.simulation.search import Candidate, Tried, search, slopes
+from gyre_hpc.simulation.trouble import NO_TROUBLE
 
 CLIFF = 1.6
 
@@ -36,6 +40,7 @@ def plan(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[
         "steps": facts.steps,
         "staleness_limit": staleness,
         "ran": ran,
+        "trouble": _troubled(best, facts),
         "best": best.as_dict(),
         "overrides": best.candidate.overrides(facts.smallest_cell),
         "runner_up": others[0].as_dict() if others else None,
@@ -69,6 +74,15 @@ def _ran(facts: Facts) -> dict[str, float] | None:
     }
 
 
+def _troubled(best: Tried, facts: Facts) -> dict[str, Any] | None:
+    """What the faults that the plan is made for cost its best one."""
+    if not facts.expected.any:
+        return None
+    calm = best.candidate.scenario(replace(facts, expected=NO_TROUBLE), facts.steps)
+    seconds = fmean(simulate(calm, seed).seconds for seed in range(len(best.outcomes)))
+    return {"what": facts.expected.words(), "faults": round(best.mean("faults"), 2), "seconds_without": round(seconds, 1)}
+
+
 def best_candidate(found: dict[str, Any]) -> Candidate:
     """The best one of what `plan` returned."""
     return Candidate(**{name: found["best"][name] for name in ("mode", "cells", "nodes_per_cell", "standalone", "phi", "mu")})
@@ -97,6 +111,9 @@ def render(found: dict[str, Any]) -> str:
         f"  {best['over_bound']:.0%} above the bound without any idle time, {_time(best['bound_seconds'])}",
         f"  {_cliff_line(found['cliff'])}",
     ]
+    if found["trouble"]:
+        t = found["trouble"]
+        out.append(f"  made for: {t['what']}: {t['faults']:.1f} faults; without them {_time(t['seconds_without'])}")
     if found["runner_up"]:
         other = found["runner_up"]
         out.append(f"runner-up: {_named(other)}: {_time(other['seconds'])}, {other['seconds'] / best['seconds'] - 1:+.1%}")

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from cells.events import Mode, Schedule
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.simulation.facts import Facts
 from gyre_hpc.simulation.kernel import simulate
 from gyre_hpc.simulation.outcome import Outcome
@@ -65,7 +65,7 @@ class Candidate:
         nodes = self.cells * self.nodes_per_cell + self.standalone
         held = f.slots_per_node * slots
         made = cut(schedule, nodes, self.cells, held, f.train_group, f.workload, self.standalone, f.beta, f.costs)
-        return replace(made, window=end)
+        return f.expected.put(replace(made, window=end))
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Tried:
             "bound_seconds": round(self.mean("bound"), 1),
             "over_bound": round(self.seconds / self.mean("bound") - 1, 4),
             "moved": round(self.mean("moved"), 1),
+            "faults": round(self.mean("faults"), 2),
         }
 
 
@@ -153,10 +154,16 @@ def search(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callabl
 
 
 def _try(chosen: Iterable[Candidate], facts: Facts, steps: int, window: bool, seeds: int) -> list[Tried]:
-    out = []
+    """Those that get to the end; with many faults some never do. Raises GyreError when none does."""
+    out, last = [], None
     for candidate in chosen:
         scenario = candidate.scenario(facts, steps, window)
-        out.append(Tried(candidate, tuple(simulate(scenario, seed) for seed in range(seeds))))
+        try:
+            out.append(Tried(candidate, tuple(simulate(scenario, seed) for seed in range(seeds))))
+        except GyreError as error:
+            last = error
+    if not out and last is not None:
+        raise last
     return out
 
 

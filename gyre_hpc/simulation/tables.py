@@ -30,6 +30,8 @@ class Measured:
 
     row: Row
     outcomes: tuple[Outcome, ...]
+    calm: tuple[Outcome, ...] = ()
+    """Under the same seeds without faults; empty where there are none."""
 
     @property
     def hours(self) -> list[float]:
@@ -64,6 +66,8 @@ class Measured:
             "bound_hours": round(self.share("bound") / HOUR, 3),
             "execution_hours": round(self.share("execution_mean") / HOUR, 3),
             "query_hours": round(self.share("query_mean") / HOUR, 3),
+            "faults": round(self.share("faults"), 2),
+            "calm_hours": round(fmean(outcome.seconds for outcome in self.calm) / HOUR, 3) if self.calm else None,
         }
 
 
@@ -75,7 +79,8 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 def measure(row: Row, seeds: int) -> Measured:
     """A row under seeds 0 .. seeds - 1."""
-    return Measured(row, tuple(simulate(row.scenario, seed) for seed in range(seeds)))
+    calm = tuple(simulate(row.calm, seed) for seed in range(seeds)) if row.calm is not None else ()
+    return Measured(row, tuple(simulate(row.scenario, seed) for seed in range(seeds)), calm)
 
 
 def study(found: Study, seeds: int, tell: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def study(found: Study, seeds: int, tell: Callable[[str], None] = lambda _: None
         "title": found.title,
         "seeds": seeds,
         "rows": [row.as_dict() for row in rows],
-        "rms": round(math.sqrt(fmean(error**2 for error in errors)), 4),
+        "rms": _rms(errors),
         "rms_predicted": _rms([row.error for row in rows if row.error is not None and not row.row.fitted]),
         "ratios": ratios,
         "tuned": tuned.as_dict(),
@@ -152,14 +157,18 @@ def _swept(load: float, row: Row, base: Row, seeds: int) -> dict[str, Any]:
 def render(found: dict[str, Any]) -> str:
     """The tables as text."""
     out = [f"{found['title']}; {found['seeds']} seeds, ranges are the 5th to 95th percentile over them", ""]
-    out.append("id   reported  simulated  range            error  idle  stale  how        configuration")
+    troubled = found["tuned"]["calm_hours"] is not None
+    first, last = ("without", "faults") if troubled else ("reported", "error ")
+    out.append(f"id   {first:>8}  simulated  range            {last}  idle  stale  how        configuration")
     for row in found["rows"]:
         how = "fitted" if row["fitted"] else "predicted"
-        out.append(_line(row, f"{row['error']:+6.1%}", how))
-    out.append(_line(found["tuned"], "      ", "best found"))
-    out.append("")
-    predicted = f"; of the predicted rows {found['rms_predicted']:.2%}" if found["rms_predicted"] is not None else ""
-    out.append(f"rms error {found['rms']:.2%}{predicted}")
+        out.append(_line(row, how))
+    out.append(_line(found["tuned"], "best found"))
+    if found["rms"] is not None:
+        predicted = f"; of the predicted rows {found['rms_predicted']:.2%}" if found["rms_predicted"] is not None else ""
+        out += ["", f"rms error {found['rms']:.2%}{predicted}"]
+    elif troubled:
+        out += ["", "without: hours without any fault"]
     out += [_ratio_line(ratio) for ratio in found["ratios"]]
     if found["sweep"]:
         out += ["", "slot load  colocate h  elastic h  colocate : elastic"]
@@ -170,8 +179,12 @@ def render(found: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def _line(row: dict[str, Any], error: str, how: str) -> str:
-    reported = f"{row['reported_hours']:8.2f}" if row["reported_hours"] is not None else " " * 8
+def _line(row: dict[str, Any], how: str) -> str:
+    """With faults, the hours without them and the mean number of faults stand where the reported hours and the error do."""
+    troubled = row["calm_hours"] is not None
+    known = row["calm_hours"] if troubled else row["reported_hours"]
+    reported = f"{known:8.2f}" if known is not None else " " * 8
+    error = f"{row['faults']:6.1f}" if troubled else f"{row['error']:+6.1%}" if row["error"] is not None else " " * 6
     numbers = f"{reported}  {row['simulated_hours']:9.2f}  {row['low']:6.2f} to {row['high']:6.2f}  {error}"
     numbers += f"  {row['idle']:4.0%}  {row['staleness']:5.2f}"
     name = row["id"] if len(row["id"]) <= 4 else "A3*"

@@ -88,8 +88,10 @@ def test_a_preempted_run_repeats_the_open_step_only() -> None:
 
 
 def test_a_run_that_faults_let_get_nowhere_is_an_error() -> None:
+    with pytest.raises(GyreError, match="200 attempts in a row end before step 1 is done"):
+        simulate(replace(small(), faults=Faults(preempt_every=50.0, restart=10.0)))
     with pytest.raises(GyreError, match="more than ten years"):
-        simulate(replace(small(), faults=Faults(preempt_every=50.0, restart=1e6)))
+        simulate(replace(small(), faults=Faults(preempt_every=50.0, restart=1e7)))
 
 
 @st.composite
@@ -128,7 +130,7 @@ def test_any_run_ends_having_done_its_work_in_no_less_than_the_bound(scenario: S
     found = simulate(scenario, seed, record=True)
     schedule = scenario.schedule
     steps = scenario.window or schedule.steps
-    assert len(found.steps) == steps or (scenario.window and found.skipped and len(found.steps) > steps)
+    assert len(found.steps) == steps
     assert list(found.steps) == sorted(found.steps)
     assert found.bound <= found.seconds * (1 + 1e-9)
     assert -1e-9 <= found.idle <= 1

@@ -77,8 +77,9 @@ def test_no_reported_hours_reach_a_simulated_one() -> None:
 def test_the_configuration_of_a_row_is_what_is_simulated(row: Row) -> None:
     live = schedule_of(load(ROOT / "configs" / "paper" / f"{row.id}.yaml"))
     schedule = row.scenario.schedule
-    for name in ("mode", "streaming", "phi", "mu", "groups_per_step", "group_size", "steps"):
+    for name in ("mode", "streaming", "phi", "mu", "groups_per_step", "group_size", "join_late"):
         assert getattr(live, name) == getattr(schedule, name), name
+    assert live.steps == row.scenario.window
     assert sum(live.capacity) == pytest.approx(sum(schedule.capacity) + schedule.standalone_capacity, abs=8)
     pool = live.capacity_from[live.training_cells] / sum(live.capacity)
     assert pool == pytest.approx(row.scenario.standalone_nodes / row.scenario.all_nodes)

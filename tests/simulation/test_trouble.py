@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.simulation.kernel import simulate
+from gyre_hpc.simulation.paper import Study, paper_122b, under
+from gyre_hpc.simulation.plan import plan, render
+from gyre_hpc.simulation.scenario import HOUR, Faults
+from gyre_hpc.simulation.tables import measure, study
+from gyre_hpc.simulation.tables import render as table
+from gyre_hpc.simulation.trouble import NO_TROUBLE, Trouble, trouble
+from tests.simulation.test_search import FACTS
+
+
+def test_options_become_seconds_and_one_line() -> None:
+    found = trouble(node_mtbf=1000.0, preempt_every=8.0, restart=10.0, survive=False, checkpoint=30.0)
+    assert found == Trouble(Faults(1000 * HOUR, 8 * HOUR, 600.0, False), 30.0)
+    assert found.words() == (
+        "a node fails once in 1000 h, allocations end after 8 h, 10 min to the next attempt, running executions begin again, "
+        "a checkpoint takes 30 s"
+    )
+    assert trouble(0.0, 0.0, 10.0, False, 0.0) == NO_TROUBLE
+    assert not NO_TROUBLE.any
+    with pytest.raises(ConfigError, match="without a fault; give --node-mtbf"):
+        trouble(0.0, 0.0, 10.0, True, 0.0)
+
+
+def test_a_checkpoint_costs_its_seconds_at_every_step_and_executions_that_survive_save_time() -> None:
+    e0 = next(row.scenario for row in paper_122b().rows if row.id == "E0")
+    calm = simulate(e0).seconds
+    assert calm < simulate(Trouble(checkpoint=60.0).put(e0)).seconds < calm + 2 * 12 * 60
+    again = [simulate(trouble(0.0, 8.0, 10.0, survive, 0.0).put(e0)).seconds for survive in (False, True)]
+    assert calm < again[1] < again[0]
+
+
+def test_failures_come_as_often_as_nodes_and_time_say() -> None:
+    e0 = next(row.scenario for row in paper_122b().rows if row.id == "E0")
+    outcomes = [simulate(trouble(300.0, 0.0, 0.0, True, 0.0).put(e0), seed) for seed in range(12)]
+    expected = sum(outcome.seconds / HOUR for outcome in outcomes) * e0.all_nodes / 300.0
+    assert sum(outcome.faults for outcome in outcomes) == pytest.approx(expected, rel=0.3)
+
+
+def test_a_table_under_faults_has_the_hours_without_them_and_no_reported_ones() -> None:
+    whole = paper_122b()
+    small = under(Study(whole.name, whole.title, (), whole.rows[5:6], (), whole.tuned[:1], (), ()), trouble(0.0, 8.0, 10.0, False, 0.0))
+    row = measure(small.rows[0], 2).as_dict()
+    assert row["reported_hours"] is None
+    assert row["faults"] >= 1
+    assert row["simulated_hours"] > row["calm_hours"] == measure(whole.rows[5], 2).as_dict()["simulated_hours"]
+    text = table(study(small, 1))
+    assert "allocations end after 8 h" in text.splitlines()[0]
+    assert "without: hours without any fault" in text
+
+
+def test_a_plan_for_faults_says_what_they_cost_and_leaves_out_what_never_ends() -> None:
+    facts = replace(FACTS, expected=Trouble(Faults(preempt_every=400.0, restart=30.0)))
+    found = plan(facts, 4, 0.5, 2)
+    assert found["trouble"]["faults"] > 0
+    assert found["trouble"]["seconds_without"] < found["best"]["seconds"]
+    assert "made for: allocations end after 0.111111 h" in render(found)
+    assert plan(FACTS, 4, 0.5, 1)["trouble"] is None
