@@ -1,0 +1,371 @@
+"""A soak: cells change their roles hundreds of times under live agents, and nothing may fail, leak or be lost.
+
+    python -m benchmarks.soak [--transfers 500] [--folder DIR]
+
+The whole system runs (`gyre run`: driver, gateway, supervisor, MPI ranks, torch engines) with a policy of written-down weights
+(tests/markov.py) whose window holds real clients. The bundled harness and, from a second supervisor on the same gateway, Claude Code in
+its box take executions of the same groups. Each tool call adds a line to a file and their number is the score, so the score says how many
+calls a harness was given, and the trees must hold exactly those. The run is stopped once it has seen enough transfers, there and back.
+
+What grows is looked at every second: memory, descriptors, threads and sockets of every process that lives as long as the run, files of the
+run, of /tmp and of /dev/shm; engines say at each release what of their slots is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import yaml
+
+from gyre_hpc.config import load
+from gyre_hpc.events import read_events
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.runtime import VARIABLE, Runtime
+from tests.harness.clients.install import installed
+from tests.job.jobs import GYRE, ROOT, Job, gyre_json, make, until
+from tests.markov import MOST, Habits, counting_task, given, markov
+from trees.store import StoreReader
+
+CELLS = 4
+LIVE = 32
+"""Executions that are live at every transfer."""
+GROUPS = 34
+"""Outstanding groups of two: more than LIVE executions of them are unfinished."""
+LONG_PROMPT = 2000
+"""Tokens of a first prompt from which on it is a real client's."""
+TOOLS = "Bash,Read,Write"
+"""Of the real client: with all that it has its prompt is 27,000 tokens long, half a minute of work for an engine on a busy core."""
+EXPLAINED = {"clean", "retry", "compaction", "sub-agent", "edit", "side-query"}
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """How much more may be in use at the end than after the warm-up."""
+
+    memory: int = 32 << 20
+    descriptors: int = 24
+    threads: int = 4
+    sockets: int = 24
+    files: int = 40
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look. `processes`: name -> (bytes of its own memory, descriptors, threads, sockets); `files`: place -> (number, bytes)."""
+
+    t: float
+    transfers: int
+    processes: dict[str, tuple[int, int, int, int]]
+    files: dict[str, tuple[int, int]]
+
+
+@dataclass
+class Found:
+    """What a soak showed. `problems`: one line each; none is the aim."""
+
+    numbers: dict[str, Any] = field(default_factory=dict)
+    growth: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def check(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.problems.append(what)
+
+
+def job_in(folder: Path, transfers: int) -> Job:
+    """The configuration of the run."""
+    counting_task(folder / "tasks" / "count")
+    model = markov(folder / "model", Habits(words=40.0))
+    return make(
+        folder,
+        run={"steps": transfers, "min_free_mb": 1},
+        model={"path": str(model), "window": 65_536},
+        tasks={"source": str(folder / "tasks")},
+        harness={
+            "compaction": 0.2,
+            "sub_agent": 0.2,
+            "retry": 0.05,
+            "max_turns": 40,
+            "max_tokens": 400,
+            "tool_delay": 5.0,
+            "timeout": 600,
+            "overall_timeout": 900,
+        },
+        rollout={"capacity": 128},
+        cells={"count": CELLS},
+        schedule={"groups_per_step": 1, "group_size": 2, "phi": GROUPS - 1},
+        training={"lr": 1e-6},
+        gateway={"seal_every": 64},
+        deadlines={"start": 240, "transfer": 60, "step": 120, "idle": 120, "stop": 5},
+    )
+
+
+class Soak:
+    """One run, from its start to what it showed."""
+
+    def __init__(self, folder: Path, transfers: int, clients: int) -> None:
+        self.folder, self.transfers, self.clients = folder, transfers, clients
+        self.job = job_in(folder, transfers)
+        self.samples: list[Sample] = []
+        self.log = folder / "run.log"
+        self._environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+        (folder / "tmp").mkdir()
+
+    def run(self, allowed: Allowed, seconds: float) -> Found:
+        """All of it; AssertionError when the run does not start, ends by itself, or takes more than `seconds`."""
+        began = time.monotonic()
+        with open(self.log, "wb") as out:
+            command = [*GYRE, "run", str(self.job.config), "--plain"]
+            run = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=self._environment, start_new_session=True)
+        other: subprocess.Popen[bytes] | None = None
+        try:
+            until("engines", lambda: run.poll() is not None or self.job.paths.live.exists(), 240)
+            assert run.poll() is None, self.log.read_text()
+            other = self._client()
+            until("executions", lambda: run.poll() is not None or self._transfers() > 0, 240)
+            assert run.poll() is None, self.log.read_text()
+            watched = self._watched()
+            while self._transfers() < self.transfers:
+                assert time.monotonic() - began < seconds, f"{self._transfers()} transfers within {seconds} s"
+                try:
+                    self._look(watched)
+                except psutil.NoSuchProcess as gone:
+                    raise AssertionError(f"{gone}: {self.log.read_text()}") from None
+                time.sleep(1.0)
+            seen = self.job.events("transfer")
+            self._end(other)
+            run.send_signal(signal.SIGTERM)
+            code = run.wait(120)
+        finally:
+            for process in filter(None, (other, run)):
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        found = Found()
+        found.check(code == 75, f"the run ended with {code}: {self.log.read_text()[-500:]}")
+        found.numbers["seconds"] = round(time.monotonic() - began, 1)
+        self._transferred(found, seen)
+        self._executed(found)
+        self._answered(found)
+        self._grown(found, allowed)
+        self._engines(found)
+        return found
+
+    # -- the client -----------------------------------------------------------------------------------------------------------------
+
+    def _client(self) -> subprocess.Popen[bytes]:
+        """A second supervisor on the run's gateway, whose harness is Claude Code."""
+        mine = Runtime.read(self.job.paths.runtime(1) / "runtime.json")
+        paths = RunPaths(self.folder / "client")
+        tree = yaml.safe_load(self.job.paths.config.read_text())
+        client = {"kind": "claude-code", "path": str(installed("claude-code")), "argv": ["--tools", TOOLS], "max_tokens": 2048}
+        tree["harness"] |= {**client, "slots_per_node": self.clients}
+        paths.runtime(1).mkdir(parents=True)
+        paths.config.write_text(yaml.safe_dump(tree))
+        load(paths.config)
+        where = Runtime(paths.root, 1, mine.secret, mine.gateway_url, mine.gateway_socket).write(paths.runtime(1))
+        with open(self.folder / "client.log", "wb") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "gyre_hpc.executions.supervisor", "--node", "client"],
+                env={**self._environment, VARIABLE: str(where)},
+                stdout=out,
+                stderr=out,
+                cwd=ROOT,
+            )
+
+    def _end(self, client: subprocess.Popen[bytes]) -> None:
+        assert client.poll() is None, (self.folder / "client.log").read_text()
+        client.terminate()
+        client.wait(30)
+
+    # -- looking --------------------------------------------------------------------------------------------------------------------
+
+    def _transfers(self) -> int:
+        return len(self.job.events("transfer"))
+
+    def _watched(self) -> dict[str, psutil.Process]:
+        """The processes that live as long as the run, by name."""
+        named: dict[str, psutil.Process] = {}
+        for process in sorted(self.job.processes(), key=lambda p: p.pid):
+            name = next((name for argument, name in _MODULES.items() if process.cmdline()[1:3] == ["-m", argument]), None)
+            if name is not None:
+                count = sum(known.startswith(name) for known in named)
+                named[f"{name}-{count}" if name in ("rank", "engine", "supervisor") else name] = process
+        return named
+
+    def _look(self, watched: dict[str, psutil.Process]) -> None:
+        processes = {}
+        for name, process in watched.items():
+            with process.oneshot():
+                processes[name] = (
+                    process.memory_full_info().uss,
+                    process.num_fds(),
+                    process.num_threads(),
+                    len(process.net_connections("all")),
+                )
+        files = {name: _sizes(path) for name, path in self._places()}
+        files["shared memory"] = _shared(watched)
+        self.samples.append(Sample(time.monotonic(), self._transfers(), processes, files))
+
+    def _places(self) -> Iterator[tuple[str, Path]]:
+        paths = self.job.paths
+        yield "tmp", self.folder / "tmp"
+        yield "events", paths.events
+        for folder in sorted(paths.root.iterdir()):
+            if folder.is_dir():
+                yield folder.name, folder
+
+    # -- what it showed -------------------------------------------------------------------------------------------------------------
+
+    def _transferred(self, found: Found, seen: list[dict[str, Any]]) -> None:
+        live = [event["live"] for event in seen[1:]]
+        found.numbers |= {
+            "transfers": len(seen),
+            "steps": len(self.job.steps()),
+            "live_least": min(live),
+            "live_median": median(live),
+            "calls_moved": sum(event["moved"] for event in seen),
+            "calls_held": sum(event["held"] for event in seen),
+            "transfer_seconds_median": round(median(event["seconds"] for event in seen), 3),
+            "transfer_seconds_most": max(event["seconds"] for event in seen),
+        }
+        found.check(len(seen) >= self.transfers, f"{len(seen)} transfers")
+        found.check(min(live) >= LIVE, f"only {min(live)} executions live at a transfer")
+        found.check(sum(event["moved"] for event in seen) > 0, "no call was in flight at any transfer")
+        fed = [event for event in self.job.events("step.end") if event["rows"]]
+        found.check(bool(fed), "nothing was trained")
+
+    def _executed(self, found: Found) -> None:
+        """Every execution that ended ended well, and every call that a harness acted upon is in its tree."""
+        events = list(read_events(self.job.paths.events))
+        kinds = Counter(event["kind"] for event in events)
+        ends = [event for event in events if event["kind"] == "execution.end"]
+        found.numbers |= {"ended": len(ends), "reasons": dict(Counter(event["reason"] for event in ends)), "events": dict(kinds)}
+        found.check(all(event["valid"] for event in ends), "an execution has no valid score")
+        found.check({event["reason"] for event in ends} <= {"finished", "limit"}, f"reasons {found.numbers['reasons']}")
+        for kind in ("execution.lost", "warning.fork", "failure", "tasks.refused"):
+            found.check(kinds[kind] == 0, f"{kinds[kind]} events {kind}: {next((e for e in events if e['kind'] == kind), None)}")
+        verified = gyre_json("trees", "verify", str(self.job.paths.root))
+        found.check(verified["problems"] == [], f"trees: {verified['problems']}")
+        told = Counter[str]()
+        with StoreReader(self.job.paths.trees) as reader:
+            for event in ends:
+                tree = reader.tree(event["execution"])
+                calls = list(tree.calls.values())
+                client = tree.path_length(calls[0].prompt) >= LONG_PROMPT
+                found_calls = given(tree, self.folder / "model", "Bash" if client else "bash")
+                done = round(event["score"] * MOST)
+                found.check(found_calls == done, f"execution {event['execution']}: {done} tool calls done, {found_calls} in its tree")
+                found.check(not tree.incomplete, f"execution {event['execution']} is incomplete")
+                told.update([f"difference {call.difference}" for call in calls])
+                told.update([f"fate {call.fate.name.lower()}" for call in calls if call.fate is not None])
+                told.update({"calls": len(calls), "tool_calls": done, "client_executions": client, "client_calls": client * len(calls)})
+        found.numbers |= dict(sorted(told.items()))
+        found.check(told["client_executions"] > 0, "no execution of the real client ended")
+        unknown = {name for name in told if name.startswith("difference ")} - {f"difference {name}" for name in EXPLAINED}
+        found.check(not unknown, f"differences {unknown}")
+
+    def _answered(self, found: Found) -> None:
+        """By the gateway's own count, which ends where the stop begins."""
+        lines = (self.job.paths.attempt_logs(1) / "gateway.log").read_text().splitlines()
+        (line,) = [line for line in lines if "answers to harnesses" in line]
+        answers = json.loads(line[line.index("{") :])
+        found.numbers["answers"] = answers
+        found.check(set(answers) <= {"200", "left"}, f"harnesses saw {answers}")
+
+    def _grown(self, found: Found, allowed: Allowed) -> None:
+        count = len(self.samples)
+        early, late = self.samples[count // 4 : count // 2], self.samples[-(count // 4) :]
+        for name in early[0].processes:
+            before, after = [[int(median(sample.processes[name][i] for sample in part)) for i in range(4)] for part in (early, late)]
+            grown = [b - a for a, b in zip(before, after, strict=True)]
+            found.growth[name] = {
+                "memory_mb": [round(before[0] / 2**20, 1), round(grown[0] / 2**20, 2)],
+                **{what: [before[i], grown[i]] for i, what in enumerate(("descriptors", "threads", "sockets"), 1)},
+            }
+            limits = (allowed.memory, allowed.descriptors, allowed.threads, allowed.sockets)
+            found.check(all(a <= b for a, b in zip(grown, limits, strict=True)), f"{name} has grown: {found.growth[name]}")
+        transfers = max(1, late[-1].transfers - early[0].transfers)
+        for name in late[-1].files:
+            numbers = [median(sample.files.get(name, (0, 0))[0] for sample in part) for part in (early, late)]
+            size = [sample.files.get(name, (0, 0))[1] for sample in (early[0], late[-1])]
+            found.growth[f"files: {name}"] = {
+                "number": [numbers[0], numbers[1] - numbers[0]],
+                "bytes": size,
+                "bytes_a_transfer": round((size[1] - size[0]) / transfers),
+            }
+            found.check(numbers[1] - numbers[0] <= allowed.files, f"files of {name}: {numbers}")
+
+    def _engines(self, found: Found) -> None:
+        """What is left in an engine whose cell left rollout."""
+        releases = 0
+        for log in sorted(self.job.paths.attempt_logs(1).glob("engine-*.log")):
+            for line in log.read_text().splitlines():
+                if "released, left:" in line:
+                    releases += 1
+                    left = json.loads(line[line.index("{") :])
+                    kept = {name: left[name] for name in ("active", "waiting", "slot_bytes", "prefix_bytes") if left[name]}
+                    found.check(not kept, f"{log.name} still held {kept}")
+        found.numbers["releases"] = releases
+        found.check(releases > 0, "no engine was released")
+
+
+_MODULES = {
+    "gyre_hpc.gateway.main": "gateway",
+    "gyre_hpc.engines.torch_server": "engine",
+    "gyre_hpc.controller.main": "rank",
+    "gyre_hpc.executions.supervisor": "supervisor",
+    "gyre_hpc.cli": "driver",
+}
+
+
+def _sizes(path: Path) -> tuple[int, int]:
+    """Files below `path`, and their bytes."""
+    number = size = 0
+    for file in [path] if path.is_file() else path.rglob("*"):
+        try:
+            info = file.lstat()
+        except FileNotFoundError:
+            continue
+        number += 1
+        size += info.st_size
+    return number, size
+
+
+def _shared(watched: dict[str, psutil.Process]) -> tuple[int, int]:
+    """Files of /dev/shm that one of the processes has mapped, and their bytes."""
+    found = {region.path for process in watched.values() for region in process.memory_maps() if region.path.startswith("/dev/shm/")}
+    there = [Path(path) for path in found if Path(path).exists()]
+    return len(there), sum(path.stat().st_size for path in there)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transfers", type=int, default=500, help="changes of role, there and back")
+    parser.add_argument("--clients", type=int, default=2, help="executions of the real client at once")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="longest time")
+    parser.add_argument("--folder", type=Path, help="a new folder for all of it (default: a temporary one, kept)")
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    found = Soak(folder, arguments.transfers, arguments.clients).run(Allowed(), arguments.seconds)
+    print(json.dumps({"folder": str(folder), **found.numbers, "growth": found.growth, "problems": found.problems}, indent=1))
+    return 1 if found.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
