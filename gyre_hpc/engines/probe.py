@@ -120,7 +120,7 @@ async def _few(url: str, wire: Wire, wanted: Wanted) -> list[int]:
     try:
         async with aclosing(client.generate(_greedy(wanted, TOKENS))) as chunks:
             async for chunk in chunks:
-                tokens += chunk.tokens
+                tokens.extend(chunk.tokens.tolist())
     finally:
         await client.close()
     return tokens

@@ -79,13 +79,13 @@ class Prompt(Sequence[int]):
         return np.concatenate([run.tokens for run in self.runs]) if self.runs else np.zeros(0, np.int32)
 
 
-def extended(prompt: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
+def extended(prompt: Sequence[int], tokens: Sequence[int] | Tokens) -> Sequence[int]:
     """A prompt with more ids behind it."""
-    if not tokens:
+    if not len(tokens):
         return prompt
     if isinstance(prompt, Prompt):
         return Prompt([*prompt.runs, Run(np.asarray(tokens, np.int32))], len(prompt) + len(tokens))
-    return [*prompt, *tokens]
+    return [*prompt, *map(int, tokens)]
 
 
 def request_json(name: str, prompt: Sequence[int], rest: Mapping[str, Any]) -> bytes:

@@ -17,8 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     from gyre_hpc.engines.handover import Ticket
+
+Ids = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -48,42 +54,71 @@ class GenerateRequest:
     """Of an engine that keeps the prompt's KV pinned for this request: only to engines whose address says `handover`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenChunk:
     """Some tokens in order, one log-prob (nats) and one weight version each. `finish` is set on the last chunk: "stop" or "length".
 
+    Any sequences are taken, arrays of these types as they are (never changed afterwards): a chunk costs the same with 8 tokens and 6,000.
     `exact`: on the last chunk, from engines that tell it only then: the versions of all tokens of this request, in place of those so far.
     """
 
-    tokens: list[int]
-    logprobs: list[float]
-    versions: list[int]
+    tokens: Ids
+    logprobs: Logprobs
+    versions: Ids
     finish: str | None = None
-    exact: list[int] | None = None
+    exact: Ids | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in _COLUMNS:
+            given = getattr(self, name)
+            if given is not None and given.__class__ is not np.ndarray:
+                object.__setattr__(self, name, np.asarray(given, kind))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenChunk) or self.finish != other.finish or (self.exact is None) != (other.exact is None):
+            return False
+        pairs = [(getattr(self, name), getattr(other, name)) for name, _ in _COLUMNS]
+        return all(one is other or np.array_equal(one, other) for one, other in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_COLUMNS: tuple[tuple[str, type[np.generic]], ...] = (
+    ("tokens", np.int32),
+    ("logprobs", np.float32),
+    ("versions", np.int32),
+    ("exact", np.int32),
+)
+
+
+def joined(parts: Sequence[TokenChunk]) -> TokenChunk:
+    """At least one chunk, in order, as one; `finish` and `exact` are those of the last."""
+    if len(parts) == 1:
+        return parts[0]
+    tokens, logprobs = np.concatenate([part.tokens for part in parts]), np.concatenate([part.logprobs for part in parts])
+    return TokenChunk(tokens, logprobs, np.concatenate([part.versions for part in parts]), parts[-1].finish, parts[-1].exact)
 
 
 def merged(items: Sequence[TokenChunk | BaseException]) -> list[TokenChunk | BaseException]:
     """Chunks that follow one another as one, up to what is none."""
+    if len(items) == 1:
+        return list(items)
     found: list[TokenChunk | BaseException] = []
     parts: list[TokenChunk] = []
-    for item in [*items, None]:
+    for item in items:
         if isinstance(item, TokenChunk):
             parts.append(item)
             if item.finish is None and item.exact is None:
                 continue
-        if len(parts) == 1:
-            found.append(parts[0])
-        elif parts:
-            whole = TokenChunk([], [], [], parts[-1].finish, parts[-1].exact)
-            for part in parts:
-                whole.tokens.extend(part.tokens)
-                whole.logprobs.extend(part.logprobs)
-                whole.versions.extend(part.versions)
-            found.append(whole)
-        parts = []
-        if item is not None and not isinstance(item, TokenChunk):
+        if parts:
+            found.append(joined(parts))
+            parts = []
+        if not isinstance(item, TokenChunk):
             found.append(item)
-    return found
+    return [*found, joined(parts)] if parts else found
 
 
 class EngineFault(Exception):

@@ -1,36 +1,103 @@
 """Chunks out of an engine's answer, a burst at a time: what has arrived together is one chunk, since each costs its readers as much as
-200 tokens. Invariant: nothing is lost before a fault: what came in front of it is told first."""
+200 tokens. Invariants: nothing is lost before a fault: what came in front of it is told first; whatever an engine sends, a chunk has as
+many log-probs and versions as tokens, ids that are not negative, and log-probs that are finite."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import aiohttp
-import orjson
+import numpy as np
 
-from gyre_hpc.engines.protocol import EngineFault, TokenChunk, merged
+from gyre_hpc.engines.protocol import EngineFault, Ids, Logprobs, TokenChunk, merged
+
+LONGEST_LINE = 1 << 26
+"""Bytes of a line from which on it is damage: a server may echo the prompt's ids."""
+_BUFFER = 1 << 20
+"""Bytes of an answer that may wait to be read before the connection is held up."""
 
 
-async def chunks(content: aiohttp.StreamReader, parse: Callable[[bytes], TokenChunk | None]) -> AsyncGenerator[TokenChunk, None]:
-    """Chunks until one with `finish`, or the end of the stream. `parse`: a line, without its end -> its chunk, if it has one."""
-    rest = b""
+def session(keepalive: float, silence: float | None = None, headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
+    """Connections to one engine. `keepalive`: seconds that an idle one is kept; `silence`: seconds without a byte that end a call."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
+        read_bufsize=_BUFFER,
+    )
+
+
+class Reader(Protocol):
+    """Reads one answer: `Lines`, or `frames.Frames`."""
+
+    def feed(self, data: bytes) -> list[TokenChunk | EngineFault]:
+        """What is whole after these bytes; a fault is the last of it."""
+        ...
+
+
+class Lines:
+    """Reads an answer in lines. `parse`: a line, without its end -> its chunk, if it has one; raises EngineFault, or what damage raises."""
+
+    def __init__(self, parse: Callable[[bytes], TokenChunk | None]) -> None:
+        self._parse = parse
+        self._rest: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[TokenChunk | EngineFault]:
+        """See Reader."""
+        if b"\n" not in data:
+            self._rest.append(data)
+            self._size += len(data)
+            return [EngineFault(f"the engine sent a line of more than {LONGEST_LINE} bytes")] if self._size > LONGEST_LINE else []
+        *lines, rest = b"".join([*self._rest, data]).split(b"\n")
+        self._rest, self._size = [rest], len(rest)
+        items: list[TokenChunk | EngineFault] = []
+        for line in lines:
+            try:
+                chunk = self._parse(line)
+            except EngineFault as error:
+                return [*items, error]
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+                return [*items, EngineFault(f"the engine sent a line of unknown form ({type(error).__name__} {error}): {line[:200]!r}")]
+            if chunk is not None:
+                items.append(chunk)
+        return items
+
+
+def ids_of(values: Sequence[Any]) -> Ids:
+    """JSON numbers as token ids. Raises EngineFault for what is none."""
+    found = np.asarray(values or np.zeros(0, np.int32))
+    if found.dtype.kind != "i" or found.ndim != 1 or (found.size and not 0 <= found.min() <= found.max() < 1 << 31):
+        raise EngineFault(f"the engine sent what are no token ids: {str(values)[:100]}")
+    return found.astype(np.int32)
+
+
+def logprobs_of(values: Sequence[Any]) -> Logprobs:
+    """JSON numbers as log-probs. Raises EngineFault for what is none."""
+    found = np.asarray(values or np.zeros(0))
+    if found.dtype.kind not in "if" or found.ndim != 1:
+        raise EngineFault(f"the engine sent what are no log-probs: {str(values)[:100]}")
+    return found.astype(np.float32)
+
+
+async def chunks(content: aiohttp.StreamReader, reader: Reader) -> AsyncGenerator[TokenChunk, None]:
+    """Chunks until one with `finish`, or the end of the stream. Raises EngineFault."""
     async for data in content.iter_any():
-        *lines, rest = (rest + data).split(b"\n")
-        for item in merged(_parsed(lines, parse)):
+        for item in merged(reader.feed(data)):
             if isinstance(item, BaseException):
                 raise item
-            yield item
+            yield sound(item)
             if item.finish is not None:
                 return
 
 
-def _parsed(lines: list[bytes], parse: Callable[[bytes], TokenChunk | None]) -> list[TokenChunk | BaseException]:
-    items: list[TokenChunk | BaseException] = []
-    for line in lines:
-        try:
-            chunk = parse(line)
-        except (EngineFault, orjson.JSONDecodeError) as error:
-            return [*items, error]
-        if chunk is not None:
-            items.append(chunk)
-    return items
+def sound(chunk: TokenChunk) -> TokenChunk:
+    """The chunk, if it can be recorded. Raises EngineFault."""
+    tokens, logprobs = chunk.tokens, chunk.logprobs
+    if not len(tokens) == len(logprobs) == len(chunk.versions) or tokens.ndim != 1 or logprobs.ndim != 1:
+        raise EngineFault(f"the engine sent {len(tokens)} tokens with {len(logprobs)} log-probs")
+    if len(tokens) and not (tokens.min() >= 0 and np.isfinite(logprobs).all()):
+        raise EngineFault("the engine sent ids below 0 or log-probs that are not finite")
+    return chunk

@@ -234,6 +234,7 @@ class _Table:
 
 
 def _chunk(call: _Call, finish: str | None) -> TokenChunk:
-    chunk = TokenChunk(call.out, call.logprobs, call.versions, finish)
+    columns = np.array(call.out, np.int32), np.array(call.logprobs, np.float32), np.array(call.versions, np.int32)
+    chunk = TokenChunk(*columns, finish)
     call.out, call.logprobs, call.versions = [], [], []
     return chunk

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import orjson
 
 from gyre_hpc import processes
-from gyre_hpc.engines import control
+from gyre_hpc.engines import control, frames
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
-from gyre_hpc.engines.streaming import chunks
+from gyre_hpc.engines.streaming import chunks, session
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -104,8 +103,7 @@ class TorchClient:
 
     def __init__(self, address: EngineAddress) -> None:
         self._url = f"{address.url}/generate"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_SILENCE)
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0), timeout=timeout)
+        self._session = session(keepalive=60.0, silence=_SILENCE, headers={"Accept": frames.MEDIA})
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
@@ -114,8 +112,10 @@ class TorchClient:
                 if response.status != 200:
                     reason = (await response.text())[:300]
                     raise (RequestRefused if response.status == 400 else EngineFault)(f"engine answered {response.status}: {reason}")
+                if response.headers.get("Content-Type") != frames.MEDIA:
+                    raise EngineFault(f"engine answered with {response.headers.get('Content-Type')}, not with frames")
                 try:
-                    async with aclosing(chunks(response.content, parse_line)) as found:
+                    async with aclosing(chunks(response.content, frames.Frames())) as found:
                         async for chunk in found:
                             yield chunk
                             if chunk.finish is not None:
@@ -124,22 +124,12 @@ class TorchClient:
                 finally:
                     if not response.content.at_eof():
                         response.close()
-        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFault(f"connection to the engine: {type(error).__name__} {error}") from error
         raise EngineFault("the engine's answer ended early")
 
     async def close(self) -> None:
         await self._session.close()
-
-
-def parse_line(line: bytes) -> TokenChunk | None:
-    """One line of an answer; blank ones are signs of life. Raises EngineFault."""
-    if not line.strip():
-        return None
-    item = orjson.loads(line)
-    if "error" in item:
-        raise EngineFault(f"engine: {item['error']}")
-    return TokenChunk(item["t"], item["l"], item["v"], item["f"])
 
 
 def request_body(request: GenerateRequest) -> bytes:

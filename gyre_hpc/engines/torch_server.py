@@ -1,7 +1,8 @@
 """The torch engine's process: HTTP in the main thread, the model loop in another, one process per cell.
 
-Protocol (all below `/<secret>`): `POST /generate` {request_id, prompt, position, sampling} answers NDJSON lines {t, l, v, f} (tokens,
-log-probs, versions, finish), a blank line now and then while there is nothing to say, or {error}; closing the connection cancels.
+Protocol (all below `/<secret>`): `POST /generate` {request_id, prompt, position, sampling} answers binary frames (frames.py) to who accepts
+them, and else, for people, NDJSON lines {t, l, v, f} (tokens, log-probs, [version, tokens] spans, finish), a blank line now and then while
+there is nothing to say, or {error}; closing the connection cancels.
 `POST /pause | /resume | /release`, `POST /update_weights | /restore` {model, version}, `GET /health`. 400: never possible; 503: not now.
 Invariants: the batch belongs to the model thread alone (commands run between steps); chunks reach the HTTP thread once per step, all
 together, since waking it per token costs more than a token; a failure in the model loop ends the process, loudly.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import logging
 import os
 import queue
@@ -25,11 +27,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 import torch
 from aiohttp import web
 
-from gyre_hpc.engines import control
+from gyre_hpc.engines import control, frames
 from gyre_hpc.engines.protocol import GenerateRequest, Sampling, TokenChunk
 from gyre_hpc.engines.torch_batch import Batch, Limits
 from gyre_hpc.engines.torch_model import SlotModel, UnsupportedModel
@@ -142,13 +145,16 @@ class Server:
         self._streams[inner] = stream
         self._model.submit(lambda: self._model.batch.add(request))
         finished = False
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        media, write = (frames.MEDIA, _frame) if frames.MEDIA in http.headers.get("Accept", "") else ("application/x-ndjson", _line)
+        response = web.StreamResponse(headers={"Content-Type": media})
         try:
             await response.prepare(http)
             while not finished:
-                item = await stream.get()
-                finished = isinstance(item, str) or (item is not None and item.finish is not None)
-                await response.write(_line(item))
+                items = [await stream.get()]
+                while not stream.empty():
+                    items.append(stream.get_nowait())
+                finished = isinstance(items[-1], str) or (items[-1] is not None and items[-1].finish is not None)
+                await response.write(b"".join(map(write, items)))
             await response.write_eof()
         except ConnectionResetError:
             log.debug("%s: the caller left", inner)
@@ -216,12 +222,21 @@ class Server:
         return web.json_response({**state, **batch.counts})
 
 
+def _frame(item: TokenChunk | str | None) -> bytes:
+    if item is None:
+        return frames.ALIVE
+    return frames.fault(item) if isinstance(item, str) else frames.frame(item)
+
+
 def _line(item: TokenChunk | str | None) -> bytes:
     if item is None:
         return b"\n"
     if isinstance(item, str):
         return orjson.dumps({"error": item}) + b"\n"
-    return orjson.dumps({"t": item.tokens, "l": item.logprobs, "v": item.versions, "f": item.finish}) + b"\n"
+    starts = [0, *(np.flatnonzero(np.diff(item.versions)) + 1).tolist(), len(item)]
+    spans = [[int(item.versions[at]), end - at] for at, end in itertools.pairwise(starts) if end > at]
+    fields = {"t": item.tokens, "l": item.logprobs, "v": spans, "f": item.finish}
+    return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

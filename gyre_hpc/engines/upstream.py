@@ -9,22 +9,22 @@ knob is sent; an id or a log-prob that is missing is a fault, never guessed; the
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import numpy as np
 import orjson
 
 from gyre_hpc.engines.prompt import request_json
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused, TokenChunk
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, Ids, RequestRefused, TokenChunk
+from gyre_hpc.engines.streaming import Lines, chunks, ids_of, logprobs_of, session, sound
 
 OPENAI, VLLM = "openai", "vllm"
 AS_NAMES, AS_IDS = "return_tokens_as_token_ids", "return_token_ids"
 """How a server is asked for ids; which of the two it knows is found out at the start."""
-LONGEST_LINE = 1 << 24
-"""Bytes of one event: a server may echo the prompt's ids."""
 _NAMED = "token_id:"
 _REFUSALS = frozenset({400, 401, 403, 404, 422})
 
@@ -56,10 +56,8 @@ class UpstreamClient:
         self._url = root_of(address.url) + path
         self._wire = wire
         self._window = address.window
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
         # servers close idle connections after 5 s (uvicorn's default): a call must not go out on one that is being closed
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=LONGEST_LINE)
+        self._session = session(keepalive=4.0)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
@@ -71,19 +69,16 @@ class UpstreamClient:
                     kind = RequestRefused if response.status in _REFUSALS else EngineFault
                     raise kind(f"{self._url} answered {response.status}: {reason}")
                 try:
-                    async for line in response.content:
-                        if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
-                            continue
-                        chunk = read_event(data, self._wire)
-                        if chunk is not None:
+                    async with aclosing(chunks(response.content, Lines(lambda line: read_line(line, self._wire)))) as found:
+                        async for chunk in found:
                             yield chunk
-                        if chunk is not None and chunk.finish is not None:
-                            await response.read()  # to the end, so that the connection can be used again
-                            return
+                            if chunk.finish is not None:
+                                await response.read()  # to the end, so that the connection can be used again
+                                return
                 finally:
                     if not response.content.at_eof():
                         response.close()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFault(f"connection to {self._url}: {type(error).__name__} {error}") from error
         raise EngineFault(f"{self._url}: the answer ended early")
 
@@ -125,12 +120,11 @@ def request_body(request: GenerateRequest, window: int, wire: Wire) -> bytes:
     return request_json(name, request.prompt, {"model": wire.model, **rest, "stream": True})
 
 
-def read_event(data: bytes, wire: Wire) -> TokenChunk | None:
-    """See `parse_chunk`; an event of any other form is a fault as well."""
-    try:
-        return parse_chunk(orjson.loads(data), wire)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EngineFault(f"the server sent an event of unknown form ({type(error).__name__} {error}): {data[:200]!r}") from error
+def read_line(line: bytes, wire: Wire) -> TokenChunk | None:
+    """One line of an answer: an event, or nothing. Raises EngineFault, or what an event of another form raises."""
+    if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
+        return None
+    return parse_chunk(orjson.loads(data), wire)
 
 
 def parse_chunk(item: dict[str, Any], wire: Wire) -> TokenChunk | None:
@@ -146,9 +140,8 @@ def parse_chunk(item: dict[str, Any], wire: Wire) -> TokenChunk | None:
     tokens, logprobs = _sampled(choice, wire)
     if not tokens and finish is None:
         return None
-    if len(tokens) != len(logprobs) or not all(isinstance(value, float | int) and math.isfinite(value) for value in logprobs):
-        raise EngineFault(f"the server sent {len(tokens)} token ids with log-probs {str(logprobs)[:100]}")
-    return TokenChunk(tokens, [float(value) for value in logprobs], [wire.version()] * len(tokens), finish, _exact(choice))
+    versions = np.full(len(tokens), wire.version(), np.int32)
+    return sound(TokenChunk(ids_of(tokens), logprobs_of(logprobs), versions, finish, _exact(choice)))
 
 
 def _sampled(choice: dict[str, Any], wire: Wire) -> tuple[list[int], list[Any]]:
@@ -157,16 +150,16 @@ def _sampled(choice: dict[str, Any], wire: Wire) -> tuple[list[int], list[Any]]:
         return choice.get("token_ids") or [], [entry["logprob"] for entry in told.get("content") or []]
     names = told.get("tokens") or []
     tokens = choice.get("token_ids")
-    if tokens is None and all(isinstance(name, str) and name.startswith(_NAMED) for name in names):
-        tokens = [int(name.removeprefix(_NAMED)) for name in names]
+    if tokens is None and all(name.startswith(_NAMED) for name in names):
+        tokens = orjson.loads("[" + ",".join(names).replace(_NAMED, "") + "]")
     if tokens is None:
         raise EngineFault("the server sent tokens as text, without their ids")
     return tokens, told.get("token_logprobs") or []
 
 
-def _exact(choice: dict[str, Any]) -> list[int] | None:
+def _exact(choice: dict[str, Any]) -> Ids | None:
     """The version of every token of the call, where the server tells it by number."""
     spans = choice.get("weight_versions")
     if not spans or not all(str(span["version"]).isdecimal() for span in spans):
         return None
-    return [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+    return np.repeat(np.array([int(span["version"]) for span in spans], np.int32), [span["end"] - span["start"] for span in spans])

@@ -44,7 +44,7 @@ from gyre_hpc.engines.handover_nixl import pull_fields
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
 from gyre_hpc.engines.sampling import seed_key, uniforms
-from gyre_hpc.engines.streaming import chunks
+from gyre_hpc.engines.streaming import Lines, chunks, ids_of, logprobs_of, session
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -222,8 +222,7 @@ class VllmClient:
         self._url = f"{address.url}/inference/v1/generate"
         self._window = address.window
         self._seeded = not on_cpu()
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0), timeout=timeout)
+        self._session = session(keepalive=4.0)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels.
@@ -244,7 +243,7 @@ class VllmClient:
                     raise (RequestRefused if response.status in (400, 422) else EngineFault)(f"vLLM answered {response.status}: {reason}")
                 version = int(response.headers[vllm_guard.HEADER])
                 try:
-                    async with aclosing(chunks(response.content, lambda line: parse_line(line, version))) as found:
+                    async with aclosing(chunks(response.content, Lines(lambda line: parse_line(line, version)))) as found:
                         async for chunk in found:
                             yield chunk
                             if chunk.finish is not None:
@@ -253,7 +252,7 @@ class VllmClient:
                 finally:
                     if not response.content.at_eof():
                         response.close()
-        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFault(f"connection to vLLM: {type(error).__name__} {error}") from error
         raise EngineFault("vLLM's answer ended early")
 
@@ -306,7 +305,8 @@ def parse_chunk(item: dict[str, Any], version: int) -> TokenChunk:
     spans = {span["version"] for span in choice["weight_versions"] or []}
     if spans - {str(version)}:
         raise EngineFault(f"vLLM sampled under versions {sorted(spans)}, expected {version}")
-    return TokenChunk(tokens, [entry["logprob"] for entry in content], [version] * len(tokens), finish)
+    logprobs = logprobs_of([entry["logprob"] for entry in content])
+    return TokenChunk(ids_of(tokens), logprobs, np.full(len(tokens), version, np.int32), finish)
 
 
 def command(spec: EngineSpec, port: int) -> list[str]:

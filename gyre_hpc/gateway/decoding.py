@@ -11,9 +11,11 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import orjson
 from tokenizers import Tokenizer
 
+from gyre_hpc.engines.protocol import Ids
 from gyre_hpc.gateway.encoding import spelled
 
 _REPLACEMENT = "\ufffd"
@@ -22,7 +24,7 @@ _REPLACEMENT = "\ufffd"
 class Decoder(Protocol):
     """The text of one turn's tokens."""
 
-    def feed(self, tokens: Sequence[int]) -> str:
+    def feed(self, tokens: Ids) -> str:
         """The text that is certain after these tokens; without the stop token at their end."""
         ...
 
@@ -31,16 +33,26 @@ class Decoder(Protocol):
         ...
 
 
-class TokenBytes(dict[int, bytes]):
-    """Token id -> its bytes, filled as tokens are met; an unknown id has none."""
+class TokenBytes:
+    """The bytes of tokens, read as they are met; an unknown id has none."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
         self._tokenizer = tokenizer
+        self._known = np.full(tokenizer.get_vocab_size() + 1, None, object)
 
-    def __missing__(self, token: int) -> bytes:
-        found = self[token] = spelled(self._tokenizer.id_to_token(token))
-        return found
+    def joined(self, tokens: Ids) -> bytes:
+        """The bytes of these tokens, ids from 0 on, one after the other."""
+        found = self._known.take(tokens, mode="clip").tolist()
+        try:
+            return b"".join(found)
+        except TypeError:
+            self._learn(tokens)
+            return b"".join(self._known.take(tokens, mode="clip").tolist())
+
+    def _learn(self, tokens: Ids) -> None:
+        for token in {*np.minimum(tokens, len(self._known) - 1).tolist()}:
+            if self._known[token] is None:
+                self._known[token] = spelled(self._tokenizer.id_to_token(token))
 
 
 class ByteDecoder:
@@ -51,11 +63,11 @@ class ByteDecoder:
         self._stop = stop_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, tokens: Sequence[int]) -> str:
+    def feed(self, tokens: Ids) -> str:
         """See Decoder."""
-        if tokens and tokens[-1] in self._stop:
+        if len(tokens) and int(tokens[-1]) in self._stop:
             tokens = tokens[:-1]
-        return self._utf8.decode(b"".join(map(self._table.__getitem__, tokens)))
+        return self._utf8.decode(self._table.joined(tokens))
 
     def finish(self) -> str:
         """See Decoder."""
@@ -72,9 +84,9 @@ class WindowDecoder:
         self._prefix = 0
         self._read = 0
 
-    def feed(self, tokens: Sequence[int]) -> str:
+    def feed(self, tokens: Ids) -> str:
         """See Decoder."""
-        self._ids += tokens
+        self._ids += tokens.tolist()
         if self._ids and self._ids[-1] in self._stop:
             self._ids.pop()
         fresh = self._fresh()

@@ -20,15 +20,17 @@ import contextlib
 import logging
 from bisect import insort
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.handover import Departure, KvLink, link
 from gyre_hpc.engines.handover_waiting import WaitingConversations
 from gyre_hpc.engines.prompt import extended
-from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, RequestRefused, TokenChunk, merged
+from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, Ids, RequestRefused, TokenChunk, merged
 from gyre_hpc.gateway.leaving import Leaving, load
 
 log = logging.getLogger(__name__)
@@ -73,7 +75,10 @@ class Call:
     number: int
     """Order of arrival."""
     output: asyncio.Queue[TokenChunk | BaseException] = field(default_factory=asyncio.Queue)
-    tokens: list[int] = field(default_factory=list)
+    parts: list[Ids] = field(default_factory=list)
+    """What was sampled, as it came."""
+    sampled: int = 0
+    """Tokens of all parts."""
     route: Route | None = None
     attempt: asyncio.Task[None] | None = None
     granted: asyncio.Future[Route] | None = None
@@ -86,6 +91,10 @@ class Call:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Since its last route closed it has sampled elsewhere, or ended."""
     faults: int = 0
+
+    def path(self) -> Sequence[int]:
+        """The prompt, and what was sampled behind it."""
+        return extended(self.request.prompt, np.concatenate(self.parts)) if self.parts else self.request.prompt
 
 
 class Router:
@@ -321,13 +330,13 @@ class Router:
             call.settled.set()
             origin = call.origin
             if origin is not None and origin.link is not None and (origin.open or origin.draining):
-                self.conversations.end(call.execution, origin.seat, extended(call.request.prompt, call.tokens))
+                self.conversations.end(call.execution, origin.seat, call.path())
 
     async def _attempt(self, call: Call, route: Route) -> None:
         """Stream from one engine until the call is finished. Cancelled when the route closes. Raises EngineFault."""
-        base, done = call.request, len(call.tokens)
+        base, done = call.request, call.sampled
         rest = replace(base.sampling, max_tokens=base.sampling.max_tokens - done)
-        prompt = extended(base.prompt, call.tokens)
+        prompt = call.path()
         request = replace(base, prompt=prompt, sampling=rest, position=base.position + done)
         departure = call.origin.departure if call.origin is not None and call.origin is not route else None
         stream = route.client.generate(request) if departure is None else departure.stream(route.client, route.link, request)
@@ -335,10 +344,10 @@ class Router:
             async for chunk in stream:
                 call.origin = route
                 call.settled.set()
-                if chunk.tokens:
+                if count := len(chunk):
                     route.faults = call.faults = 0
-                    route.tokens += len(chunk.tokens)
-                    self._tokens += len(chunk.tokens)
+                    route.tokens += count
+                    self._tokens += count
                 if self._accept(call, chunk):
                     return
             raise EngineFault("the engine's stream ended without a finish")
@@ -349,12 +358,13 @@ class Router:
     def _accept(call: Call, chunk: TokenChunk) -> bool:
         """Keep a chunk and pass it on; True when the call is finished, whether or not the engine was still able to say so."""
         limit, stop = call.request.sampling.max_tokens, call.request.sampling.stop
-        if len(call.tokens) + len(chunk.tokens) > limit:
+        if call.sampled + len(chunk) > limit:
             raise EngineFault(f"the engine sent more than the {limit} tokens it was asked for")
-        call.tokens.extend(chunk.tokens)
+        call.parts.append(chunk.tokens)
+        call.sampled += len(chunk)
         finish = chunk.finish
-        if finish is None and chunk.tokens:
-            finish = "stop" if chunk.tokens[-1] in stop else "length" if len(call.tokens) == limit else None
+        if finish is None and len(chunk):
+            finish = "stop" if int(chunk.tokens[-1]) in stop else "length" if call.sampled == limit else None
         call.output.put_nowait(chunk if finish == chunk.finish else replace(chunk, finish=finish))
         return finish is not None
 

@@ -5,7 +5,11 @@ Invariant: pieces from the first tool call on are held until `complete`; so noth
 
 from __future__ import annotations
 
-from gyre_hpc.engines.protocol import TokenChunk
+from dataclasses import replace
+
+import numpy as np
+
+from gyre_hpc.engines.protocol import EngineFault, TokenChunk, joined
 from gyre_hpc.gateway.calls import CallStream, Ended, Event
 from gyre_hpc.gateway.canonical import Message, normalise_message
 from gyre_hpc.gateway.template import TurnRenderer
@@ -19,11 +23,11 @@ class Turn:
         self.call = call
         self.node = node
         self.stream = stream
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
+        self.count = 0
+        """Tokens that were taken."""
         self.finish = "cancelled"
         self.fault: Exception | None = None
+        self._parts: list[TokenChunk] = []
         self._decoder = renderer.decoder()
         self._parser = parser or ToolCallParser(f"toolu_{call:08x}", renderer.opens_thought)
         self._pieces: list[Piece] = []
@@ -31,15 +35,27 @@ class Turn:
         self._rest: list[Piece] | None = None
 
     def take(self, chunk: TokenChunk) -> None:
-        """More tokens: recorded later, shown now unless a tool call began."""
-        self.tokens += chunk.tokens
-        self.logprobs += chunk.logprobs
-        self.versions += chunk.versions
-        if chunk.exact:
-            self.versions[-len(chunk.exact) :] = chunk.exact
+        """More tokens: recorded later, shown now unless a tool call began. Raises EngineFault for versions of tokens that never came."""
+        self._parts.append(chunk)
+        self.count += len(chunk)
+        if chunk.exact is not None:
+            self._set_versions(chunk)
         if chunk.finish is not None:
             self.finish = chunk.finish
         self.stream.push(*self._releasable(self._parser.feed(self._decoder.feed(chunk.tokens))))
+
+    def _set_versions(self, last: TokenChunk) -> None:
+        exact, whole = last.exact, joined(self._parts)
+        if exact is None or not len(exact):
+            return
+        if len(exact) > self.count:
+            raise EngineFault(f"the engine told the versions of {len(exact)} tokens, it sent {self.count}")
+        self._parts = [replace(whole, versions=np.concatenate([whole.versions[: -len(exact)], exact]), exact=None)]
+
+    def sampled(self) -> TokenChunk:
+        """All tokens that were taken, at least one."""
+        self._parts = [joined(self._parts)]
+        return self._parts[0]
 
     def read(self) -> list[Piece]:
         """The pieces that are left, once no token comes any more. May be called beside the event loop first; later calls give the same."""
@@ -52,7 +68,7 @@ class Turn:
         released = self._releasable(self.read())
         called = any(isinstance(piece, ToolPiece) for piece in self._pieces)
         reason = "max_tokens" if self.finish == "length" else "tool_use" if called else "end_turn"
-        return [*released, *self._held, Ended(reason, len(self.tokens))], normalise_message("assistant", list(blocks_of(self._pieces)))
+        return [*released, *self._held, Ended(reason, self.count)], normalise_message("assistant", list(blocks_of(self._pieces)))
 
     def _releasable(self, pieces: list[Piece]) -> list[Piece]:
         self._pieces += pieces

@@ -22,7 +22,7 @@ def pair(**changes: Any) -> tuple[FakeEngine, FakeEngine]:
 
 
 async def tokens_of(stream: Any) -> list[int]:
-    return [token async for chunk in stream for token in chunk.tokens]
+    return [token async for chunk in stream for token in chunk.tokens.tolist()]
 
 
 def call(n: int = 6, prompt: list[int] = PROMPT, ticket: Ticket | None = None) -> GenerateRequest:

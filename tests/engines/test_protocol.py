@@ -15,7 +15,7 @@ def test_chunks_are_one_up_to_what_is_none() -> None:
     assert merged([one, two, fault]) == [TokenChunk([1, 2, 4], [-1.0, -2.0, -4.0], [3, 3, 5]), fault]
     assert merged([fault, one]) == [fault, one]
     assert merged([one, two, last]) == [TokenChunk([1, 2, 4, 6], [-1.0, -2.0, -4.0, -6.0], [3, 3, 5, 5], "stop", [3, 5, 5, 5])]
-    assert one.tokens == [1], "what was merged is as it was"
+    assert one.tokens.tolist() == [1], "what was merged is as it was"
 
 
 def test_any_chunks_say_the_same() -> None:
@@ -26,6 +26,6 @@ def test_any_chunks_say_the_same() -> None:
         ]
         (found,) = merged(chunks)
         assert isinstance(found, TokenChunk)
-        assert found.tokens == [token for chunk in chunks for token in chunk.tokens]
-        assert found.logprobs == [value for chunk in chunks for value in chunk.logprobs]
-        assert found.versions == [version for chunk in chunks for version in chunk.versions]
+        assert found.tokens.tolist() == [token for chunk in chunks for token in chunk.tokens.tolist()]
+        assert found.logprobs.tolist() == [value for chunk in chunks for value in chunk.logprobs.tolist()]
+        assert found.versions.tolist() == [version for chunk in chunks for version in chunk.versions.tolist()]

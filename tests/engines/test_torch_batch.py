@@ -33,9 +33,9 @@ def advance(batch: Batch, outcomes: dict[str, Outcome]) -> None:
         outcome = outcomes.setdefault(request_id, Outcome())
         assert outcome.finish is None
         assert len(chunk.tokens) == len(chunk.logprobs) == len(chunk.versions)
-        outcome.tokens += chunk.tokens
-        outcome.logprobs += chunk.logprobs
-        outcome.versions += chunk.versions
+        outcome.tokens.extend(chunk.tokens.tolist())
+        outcome.logprobs.extend(chunk.logprobs.tolist())
+        outcome.versions.extend(chunk.versions.tolist())
         outcome.finish = chunk.finish
 
 

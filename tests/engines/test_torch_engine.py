@@ -36,9 +36,9 @@ async def collect(engine: TorchEngine, call: GenerateRequest) -> list[TokenChunk
 
 def joined(chunks: list[TokenChunk]) -> tuple[list[int], list[float], list[int]]:
     return (
-        [t for c in chunks for t in c.tokens],
-        [x for c in chunks for x in c.logprobs],
-        [v for c in chunks for v in c.versions],
+        [t for c in chunks for t in c.tokens.tolist()],
+        [x for c in chunks for x in c.logprobs.tolist()],
+        [v for c in chunks for v in c.versions.tolist()],
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, RequestRefused, Sampling, TokenChunk
-from gyre_hpc.engines.upstream import AS_IDS, AS_NAMES, OPENAI, VLLM, Wire, parse_chunk, read_event, request_body, root_of
+from gyre_hpc.engines.streaming import Lines
+from gyre_hpc.engines.upstream import AS_IDS, AS_NAMES, OPENAI, VLLM, Wire, parse_chunk, read_line, request_body, root_of
 
 OURS = Wire(OPENAI, "m", lambda: 7, key="sesame")
 THEIRS = Wire(VLLM, "m", lambda: 7)
@@ -87,9 +88,13 @@ def test_vllm_tells_the_weights_of_every_token_with_the_last() -> None:
         ({"error": {"message": "out of memory"}}, "out of memory"),
         ({"object": "x"}, "the server says"),
         (named(1, finish_reason="abort"), "ended the call: abort"),
-        (named(1, 2, logprobs=[-0.5]), "2 token ids with log-probs"),
-        (named(1, logprobs=[None]), "1 token ids with log-probs"),
-        (choice(token_ids=[1], logprobs=None), "1 token ids with log-probs"),
+        (named(1, 2, logprobs=[-0.5]), "2 tokens with 1 log-probs"),
+        (named(1, logprobs=[None]), "no log-probs"),
+        (named(1, logprobs=["-0.5"]), "no log-probs"),
+        (choice(token_ids=[1], logprobs=None), "1 tokens with 0 log-probs"),
+        (choice(token_ids=[1.5], logprobs={"token_logprobs": [-0.5]}), "no token ids"),
+        (choice(token_ids=[-1], logprobs={"token_logprobs": [-0.5]}), "no token ids"),
+        (choice(token_ids=[1 << 31], logprobs={"token_logprobs": [-0.5]}), "no token ids"),
         (choice(logprobs={"tokens": ["a"], "token_logprobs": [-0.5]}), "without their ids"),
     ],
 )
@@ -100,8 +105,8 @@ def test_what_is_missing_is_a_fault_and_never_guessed(event: dict[str, Any], why
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b"3", b'{"choices": 3}', b'{"choices": [3]}', b'{"choices": [{"logprobs": 3}]}'])
 def test_an_event_of_another_form_is_a_fault(data: bytes) -> None:
-    with pytest.raises(EngineFault):
-        read_event(data, OURS)
+    (fault,) = Lines(lambda line: read_line(line, OURS)).feed(b"data: " + data + b"\n")
+    assert isinstance(fault, EngineFault)
 
 
 def test_the_key_is_sent_and_not_shown() -> None:

@@ -209,9 +209,9 @@ def request(name: str, count: int, **sampling: Any) -> GenerateRequest:
 async def collect(client: Any, call: GenerateRequest) -> tuple[list[int], list[float], list[int], str | None]:
     tokens, logprobs, versions, finish = [], [], [], None
     async for chunk in client.generate(call):
-        tokens += chunk.tokens
-        logprobs += chunk.logprobs
-        versions += chunk.versions
+        tokens.extend(chunk.tokens.tolist())
+        logprobs.extend(chunk.logprobs.tolist())
+        versions.extend(chunk.versions.tolist())
         finish = chunk.finish
     return tokens, logprobs, versions, finish
 
@@ -281,9 +281,9 @@ async def test_updates_are_whole_and_pause_faults(server: VllmEngine, client: An
     assert faults
     assert all(isinstance(fault, EngineFault) for fault in faults)
     for name, chunks in begun.items():  # what had been delivered is of the old weights, and right
-        tokens = [t for c in chunks for t in c.tokens]
+        tokens = [t for c in chunks for t in c.tokens.tolist()]
         assert {v for c in chunks for v in c.versions} == {0}
-        assert deviation(models[0], requests[name], tokens, [x for c in chunks for x in c.logprobs]) < TOLERANCE
+        assert deviation(models[0], requests[name], tokens, [x for c in chunks for x in c.logprobs.tolist()]) < TOLERANCE
     call = requests["u0"]
     tokens, logprobs, versions, _ = await collect(client, call)  # the same prompt: stale KV would show
     assert set(versions) == {5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -29,7 +30,7 @@ def chunks(tokens: list[int], rng: random.Random) -> list[list[int]]:
 
 
 def said(decoder: Decoder, parts: list[list[int]]) -> str:
-    return "".join([*(decoder.feed(part) for part in parts), decoder.finish()])
+    return "".join([*(decoder.feed(np.array(part, np.int32)) for part in parts), decoder.finish()])
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -51,9 +52,9 @@ def test_text_in_pieces_is_the_text(tokenizer: Tokenizer, seed: int) -> None:
 def test_half_a_character_is_held_back(tokenizer: Tokenizer) -> None:
     first, *rest = tokenizer.encode("é").ids
     for decoder in (decoding.decoders(tokenizer, [STOP])(), WindowDecoder(tokenizer, frozenset([STOP]))):
-        assert decoder.feed([first]) == ""
-        assert decoder.feed(rest) == "é"
-        assert decoder.feed([first]) == ""
+        assert decoder.feed(np.array([first])) == ""
+        assert decoder.feed(np.array(rest)) == "é"
+        assert decoder.feed(np.array([first])) == ""
         assert decoder.finish() == "\ufffd"
 
 

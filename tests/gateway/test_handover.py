@@ -33,7 +33,7 @@ def routed(count: int, capacity: int = 8, **changes: Any) -> tuple[Router, list[
 
 async def turn(router: Router, execution: int, prompt: list[int], n: int) -> list[int]:
     request = GenerateRequest(f"{execution}.{len(prompt)}", prompt, Sampling(n, 0.0))
-    return [token async for chunk in router.generate(request, execution) for token in chunk.tokens]
+    return [token async for chunk in router.generate(request, execution) for token in chunk.tokens.tolist()]
 
 
 def home_of(router: Router, execution: int) -> int:

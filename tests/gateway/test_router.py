@@ -42,8 +42,8 @@ async def collect(router: Router, call: GenerateRequest, execution: int) -> tupl
     async for chunk in router.generate(call, execution):
         assert finish is None
         assert len(chunk.tokens) == len(chunk.logprobs) == len(chunk.versions)
-        tokens += chunk.tokens
-        logprobs += chunk.logprobs
+        tokens.extend(chunk.tokens.tolist())
+        logprobs.extend(chunk.logprobs.tolist())
         finish = chunk.finish
     return tokens, logprobs, finish
 
@@ -100,7 +100,7 @@ async def test_an_engine_that_dies_is_survived_and_a_leaving_reader_frees_its_ro
         home = next(c for c, n in router.counts()["cells"].items() if n["in_flight"])  # type: ignore[attr-defined]
         router.set_route(home, None)
         async for chunk in stream:
-            got += chunk.tokens
+            got.extend(chunk.tokens.tolist())
         assert got == expected
         stream = router.generate(call, 0)
         await anext(stream)

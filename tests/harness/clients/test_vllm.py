@@ -92,6 +92,6 @@ async def test_the_prompt_of_the_tree_is_that_of_the_engine(tmp_path: Path, mode
         client = connect(server.address)
         again: list[int] = []
         async for chunk in client.generate(GenerateRequest("again", prompt, Sampling(len(sampled), 0.0))):
-            again += chunk.tokens
+            again.extend(chunk.tokens.tolist())
         await client.close()
         assert again == sampled
