@@ -140,6 +140,8 @@ class RolloutSection(_Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     threads: Positive = 1
+    restarts: Annotated[int, Field(ge=0)] = 2
+    """Times that one engine is started again after it died, in one attempt; then the run stops, resumable."""
     options: dict[str, Any] = {}
     """Passed to the engine as they are (for vllm: command line options)."""
 
@@ -242,15 +244,27 @@ class CheckpointSection(_Section):
     keep: Positive = 2
 
 
+TransferPhase = Literal[
+    "unroute", "reserve", "hold", "hand-over", "acknowledge", "release", "restore", "join", "leave", "update", "wake", "route"
+]
+"""Those of cells/transfer.py."""
+
+
 class DeadlinesSection(_Section):
     """Longest waits, in seconds. Every wait names itself and logs when half of its deadline is gone."""
 
     start: Seconds = 300.0
     transfer: Seconds = 120.0
+    phases: dict[TransferPhase, Seconds] = {}
+    """Of single phases of a change of roles, where they differ from `transfer`."""
     step: Seconds = 600.0
     idle: Seconds = 600.0
     """Without any execution ending or any step."""
     stop: Seconds = 10.0
+
+    def of_phase(self, name: str) -> float:
+        """Seconds for one phase of a change of roles."""
+        return next((seconds for phase, seconds in self.phases.items() if phase == name), self.transfer)
 
 
 class SlurmSection(_Section):
@@ -412,9 +426,11 @@ def _cross_check(config: Config, origin: str) -> None:
             f"{mu - 1} or more, or a smaller mu",
         )
     from gyre_hpc import layout
+    from gyre_hpc.training.settings import deepspeed_settings
 
     try:
         layout.check(config)
+        deepspeed_settings(config)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error.what}", error.remedy) from None
 

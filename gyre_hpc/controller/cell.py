@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 
 from cells.claims import Claims
 from cells.communicators import Communicators
-from cells.epochs import Channel
+from cells.epochs import Channel, DeadlineExceeded
+from cells.lines import Lines
 from cells.reduce import Pending, start_broadcast, start_receive, start_send, start_sum
 from cells.waiting import wait
 from gyre_hpc.checkpoint import Checkpoint, RunState, abandon, begin, commit, read_core, write_core, write_state
 from gyre_hpc.config import Config
-from gyre_hpc.controller.messages import Close, Export, Message, Move, RowRef, Share, Start, Stop, Update, Work, decode, encode
-from gyre_hpc.errors import GyreError, Resumable
+from gyre_hpc.controller.keeper import Keeper
+from gyre_hpc.controller.messages import Close, Command, Export, Message, Prefix, RowRef, Share, Start, Stop, Update, Work, decode, encode
+from gyre_hpc.errors import GyreError
 from gyre_hpc.layout import training_cells
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.loss import Sums
@@ -89,8 +91,11 @@ class CellRank:
         self._claims = claims
         self._inner = Channel(ranks.cell)
         self._upper = Channel(ranks.control) if ranks.control is not None else self._inner
+        self._inner_lines = Lines(ranks.cell)
+        self._lines = Lines(ranks.control) if ranks.control is not None else self._inner_lines
+        """To the controller; of a cell's other ranks to their leader."""
         self._starting = engines
-        self._engine: EngineBank | None = None
+        self._engines: Keeper | None = None
         self._reader = StoreReader(paths.trees)
         self._actor: Core | Satellite | None = None
         self._training = False
@@ -98,6 +103,8 @@ class CellRank:
         self._selected: dict[int, list[Selected]] = {}
         self._sums: Sums | None = None
         self._sending: list[Pending] = []
+        self._late: Pending | None = None
+        """A pull that was given up: what was sent for it comes before what is sent for the next."""
         self._nap = _SHORTEST_NAP
 
     # -- the loop -----------------------------------------------------------------------------------------------------------------
@@ -116,9 +123,12 @@ class CellRank:
                     self._leave()
                     return message.reason
                 continue
+            if self._answer_question():
+                self._nap = _SHORTEST_NAP
+                continue
+            self._tell_news()
             if not self._work_once():
                 self._poll_sends()
-                self._check_engine()
                 time.sleep(self._nap)
                 self._nap = min(self._nap * 1.5, _LONGEST_NAP)
 
@@ -128,6 +138,27 @@ class CellRank:
             self._inner.close()
         for channel, name in ((self._inner, "the cell's channel"), (self._upper, "the controller's channel")):
             self._wait(channel.drain, f"the end of {name}")
+        for lines, name in ((self._inner_lines, "the cell's lines"), (self._lines, "the controller's lines")):
+            self._wait(lines.drain, f"the end of {name}")
+        self._wait(lambda: self._late is None or self._late.test(), "weights that came too late")
+        self._wait(self._poll_sends, "weights on their way")
+
+    def _answer_question(self) -> bool:
+        """A question to this cell, if there is one; only leaders are asked."""
+        question = self._lines.poll() if self.place.is_leader else None
+        if question is None:
+            return False
+        self._lines.answer(question.number, self._follow(decode(question.message), question.message))
+        return True
+
+    def _tell_news(self) -> None:
+        """The controller must know of engines that died: its routes lead there."""
+        dead = self._engines.news() if self._engines is not None else []
+        if dead:
+            self._lines.tell({"died": dead})
+        self._inner_lines.progress()
+        while self.place.is_leader and (note := self._inner_lines.note()) is not None:
+            self._lines.tell(note[1])
 
     def _follow(self, message: Message, raw: dict[str, Any]) -> dict[str, Any]:
         """Do my part of one announcement; the leader's part includes having its cell's other ranks do theirs."""
@@ -138,8 +169,10 @@ class CellRank:
         report = self._handle(message)
         if relays:
             others = self._wait(lambda: self._inner.reports(epoch), f"the cell's ranks ({type(message).__name__})")
-            for engines in (other["engines"] for other in others if "engines" in other):
-                report.setdefault("engines", {}).update(engines)
+            for other in others:
+                report.setdefault("engines", {}).update(other.get("engines", {}))
+                if "failed" in other:
+                    report.setdefault("failed", other["failed"])
         return report
 
     def _handle(self, message: Message) -> dict[str, Any]:
@@ -154,8 +187,11 @@ class CellRank:
             case Share():
                 self._do(message.item)
                 return {}
-            case Move():
-                return self._move(message)
+            case Prefix():
+                self._training = self.place.cell < message.cells
+                return {}
+            case Command():
+                return self._command(message)
             case Close():
                 return self._close(message)
             case Export():
@@ -190,74 +226,82 @@ class CellRank:
             self._actor.offload()  # every cell begins in rollout: the device is the engines'
         report: dict[str, Any] = {"actor_seconds": round(time.monotonic() - began, 2)}
         if self._starting is not None:
-            self._engine = self._wait(self._started, "the cell's engines", self.config.deadlines.start)
-            report["engines"] = self._engine.report(self.config.deadlines.start)
+            bank: EngineBank = self._wait(self._started, "the cell's engines", self.config.deadlines.start)
+            report["engines"] = bank.report(self.config.deadlines.start)
+            self._engines = Keeper(bank, self.place.cell, self.config.rollout.restarts, self.config.deadlines.start)
         return report
 
     def _started(self) -> EngineBank | None:
         assert self._starting is not None
         return self._starting.result() if self._starting.done() else None
 
-    def _check_engine(self) -> None:
-        dead = self._engine.dead() if self._engine is not None else []
-        if self._engine is not None and dead:
-            pid = self._engine.pids[dead[0]]
-            raise Resumable(f"engine {dead[0]} of cell {self.place.cell} (pid {pid}) died", "see its log; the same command resumes")
-
     def _stop(self) -> dict[str, Any]:
         from gyre_hpc.training.actor import Core
 
         if isinstance(self._actor, Core):
             self._actor.close()
-        if self._engine is not None:
-            self._engine.stop()
-            self._engine = None
+        if self._engines is not None:
+            self._engines.stop()
+            self._engines = None
         return {}
 
     # -- roles --------------------------------------------------------------------------------------------------------------------
 
-    def _move(self, message: Move) -> dict[str, Any]:
-        training = message.to == "training"
-        if message.cell != self.place.cell:
-            if training and self.place.is_core and message.cell != 0:
+    def _command(self, message: Command) -> dict[str, Any]:
+        """A part of a phase of this cell's transfer (controller/transfers.py)."""
+        try:
+            if message.what == "lend":
                 self._send_snapshot(message.cell)
-            return {}
-        phases: dict[str, float] = {}
-        deadline = self.config.deadlines.transfer
-        clock = _Laps(phases)
+            elif message.what == "restore":
+                self._train(message.seconds)
+            elif message.what == "offload":
+                assert self._actor is not None
+                self._actor.offload()
+            elif self._engines is not None:
+                self._rule_engines(self._engines, message)
+        except DeadlineExceeded as late:
+            return {"failed": str(late)}
+        return {"engines": self._engines.addresses()} if self._engines is not None else {}
+
+    def _rule_engines(self, engines: Keeper, message: Command) -> None:
+        match message.what:
+            case "release":
+                engines.release(message.seconds)
+            case "load":
+                engines.load(self._weights(message.weights), message.version, message.seconds)
+            case "resume":
+                engines.resume(self._weights(message.weights), message.version, message.seconds)
+            case "pause":
+                engines.pause(message.seconds)
+            case "revive":
+                engines.revive(self._weights(message.weights), message.version)
+            case "where":
+                pass
+            case other:
+                raise ValueError(f"unknown command {other!r}")
+
+    def _train(self, deadline: float) -> None:
+        """The training state is on the device, a satellite's weights are the core's. Raises DeadlineExceeded."""
         assert self._actor is not None
-        if training:
-            if self._engine is not None:
-                self._engine.pause(deadline)
-                self._engine.release(deadline)
-                clock.lap("release")
-            self._actor.onload()
-            clock.lap("onload")
-            if not self.place.is_core:
-                self._pull_snapshot()
-                clock.lap("pull")
-            self._actor.zero()
-            self._sums = None
-        else:
-            self._actor.offload()
-            clock.lap("offload")
-            if self._engine is not None:
-                self._engine.restore(self._weights(message.weights), message.version, deadline)
-                self._engine.resume(deadline)
-                clock.lap("restore")
-        self._training = training
-        return {"phases": phases}
+        self._actor.onload()
+        if not self.place.is_core:
+            self._pull_snapshot(deadline)
+        self._actor.zero()
+        self._sums = None
 
     def _send_snapshot(self, cell: int) -> None:
         assert self._actor is not None
         comm = self.ranks.prefix(self.ranks.layout.cells)
         self._sending.append(start_send(comm, self._actor.snapshot(), cell, _SNAPSHOT_TAG))
 
-    def _pull_snapshot(self) -> None:
+    def _pull_snapshot(self, deadline: float) -> None:
         assert self._actor is not None
+        if self._late is not None:
+            self._late.wait("the core's weights of an earlier pull", deadline, logger.warning)
         flat = np.empty(self._actor.size, np.float32)
-        comm = self.ranks.prefix(self.ranks.layout.cells)
-        start_receive(comm, flat, 0, _SNAPSHOT_TAG).wait("the core's weights", self.config.deadlines.transfer, logger.warning)
+        self._late = start_receive(self.ranks.prefix(self.ranks.layout.cells), flat, 0, _SNAPSHOT_TAG)
+        self._late.wait("the core's weights", deadline, logger.warning)
+        self._late = None
         self._actor.pull(flat)
 
     # -- training -----------------------------------------------------------------------------------------------------------------
@@ -302,8 +346,10 @@ class CellRank:
             self._reader.refresh()
         return seen()
 
-    def _poll_sends(self) -> None:
+    def _poll_sends(self) -> bool:
+        """Whether nothing is on its way to other cells."""
         self._sending = [pending for pending in self._sending if not pending.test()]
+        return not self._sending
 
     def _finish_items(self, message: Close) -> None:
         """Everything of the step that nobody has claimed yet. Before the cell's other ranks hear of the close."""
@@ -419,28 +465,16 @@ class CellRank:
         return {}
 
     def _update(self, message: Update) -> dict[str, Any]:
-        if self._engine is not None and self.place.cell in message.cells:
-            self._engine.update_weights(self._weights(message.weights), message.version, self.config.deadlines.transfer)
-        return {}
+        if self._engines is None or self.place.cell not in message.cells:
+            return {}
+        self._engines.load(self._weights(message.weights), message.version, self.config.deadlines.transfer)
+        return {"engines": self._engines.addresses()}
 
     def _weights(self, directory: str) -> Path:
         """A published version; another node renamed it into place, and a network file system may show that late."""
         path = Path(directory)
         self._wait(path.is_dir, f"{path.name} to be seen on this node", self.config.deadlines.transfer)
         return path
-
-
-class _Laps:
-    """Seconds of each phase, one after the other, into `phases`."""
-
-    def __init__(self, phases: dict[str, float]) -> None:
-        self._phases = phases
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self._phases[name] = round(now - self._last, 4)
-        self._last = now
 
 
 def _or_error(action: Callable[[], T]) -> T | GyreError:

@@ -15,8 +15,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,18 +38,23 @@ from cells.events import (
     StepDone,
     Transfer,
     TransferDone,
+    TransferFailed,
 )
+from cells.lines import Lines
 from cells.policies import make_policy
 from cells.roles import CellState
+from cells.transfer import Outcome
 from cells.waiting import wait
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_state
 from gyre_hpc.config import Config
+from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.engines import Engines
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
-from gyre_hpc.controller.messages import Close, Export, Message, Move, Start, Stop, Update, encode
+from gyre_hpc.controller.messages import Close, Command, Export, Start, Stop, Update, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
 from gyre_hpc.controller.stepwork import Counter, StepWork
+from gyre_hpc.controller.transfers import Order, Transfers, set_routes
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
@@ -62,7 +66,8 @@ from trees.store import StoreReader
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Activity = Generator[None, None, list[Event]]
-_POLL = 0.01
+_POLL, _SOON = 0.01, 0.002
+"""Seconds between two looks: when nothing is under way, and while an activity is."""
 
 
 def schedule_of(config: Config, held: Sequence[int] | None = None) -> Schedule:
@@ -95,6 +100,7 @@ class Controller:
         attempt: int,
         base_model: Path,
         channel: Channel,
+        lines: Lines,
         client: ControlClient,
         tasks: TaskSource,
         checkpoint: Checkpoint | None,
@@ -123,19 +129,23 @@ class Controller:
         self._changes_after = 0
         self._finished = False
         self._stopping = False
-        self._http = ThreadPoolExecutor(1, thread_name_prefix="control")
-        self.counts = Counts(client.status, self._http)
+        self.asking = Asking(channel, lines)
+        self.transfers = Transfers(self.asking, client, self.events, config.deadlines)
+        self._died: dict[int, set[int]] = {}
+        """Engines that have died, by cell."""
+        self.counts = Counts(client.status, self.asking.http)
         self._stop_file = paths.runtime(attempt) / "stop"
 
     # -- the loop -----------------------------------------------------------------------------------------------------------------
 
     def run(self) -> ExitCode:
         """Runs until all steps are done (DONE) or the stop file appears (RESUMABLE)."""
-        self._drain(self._start())
+        self._drain(self._start(), stoppable=True)
         threading.Thread(target=self._follow_changes, name="changes", daemon=True).start()
         while not self._finished:
             busy = self._take_changes()
             self._take_claims()
+            self._take_notes()
             busy |= self._advance_activity()
             # before the next activity begins: on a busy run one follows the other at once
             if self._activity is None and self._stop_file.exists():
@@ -145,23 +155,26 @@ class Controller:
             self._show()
             self._check_idle()
             if not busy:
-                time.sleep(_POLL)
+                time.sleep(_POLL if self._activity is None else _SOON)
         reason = "stopped" if self._stopping else "done"
-        self._drain(self._agree(Stop(reason), "stop", self.config.deadlines.step))
+        self._drain(self.asking.agree(Stop(reason), "stop", self.config.deadlines.step))
         self._show(force=True)
         self.channel.close()
-        wait(self.channel.drain, "the end of the channel", self.config.deadlines.step, logger.warning)
+        for drain, name in ((self.channel.drain, "the end of the channel"), (self.asking.lines.drain, "the end of the lines")):
+            wait(drain, name, self.config.deadlines.step, logger.warning)
         return ExitCode.RESUMABLE if self._stopping else ExitCode.DONE
 
-    def _drain(self, activity: Generator[None, None, T]) -> T:
-        """Run one generator to its end."""
+    def _drain(self, activity: Generator[None, None, T], stoppable: bool = False) -> T:
+        """Run one generator to its end; `stoppable`: a stop that is asked for meanwhile need not wait for it."""
         while True:
+            if stoppable and self._stop_file.exists():
+                raise Resumable("stopped while the cells were starting", "the same command resumes")
             try:
                 next(activity)
             except StopIteration as stop:
                 value: T = stop.value
                 return value
-            time.sleep(_POLL)
+            time.sleep(_SOON)
 
     def _advance_activity(self) -> bool:
         if self._activity is None:
@@ -178,7 +191,7 @@ class Controller:
 
     def _carry_out(self) -> bool:
         """Decisions in order. Those that take time become the activity; the next such one waits behind it."""
-        busy = False
+        busy = self._begin_revival()
         while self._decisions:
             decision = self._decisions[0]
             blocking = isinstance(decision, Transfer | CloseStep | Publish | Finish)
@@ -205,30 +218,6 @@ class Controller:
         self._activity, self._activity_name = activity, name
 
     # -- waiting ------------------------------------------------------------------------------------------------------------------
-
-    def _agree(self, message: Message, name: str, deadline: float) -> Generator[None, None, list[dict[str, Any]]]:
-        """Announce, and wait until every leader has acknowledged. Returns the leaders' reports in cell order."""
-        epoch = self.channel.announce(encode(message), agree=True)
-        started, warned = time.monotonic(), False
-        while (reports := self.channel.reports(epoch)) is None:
-            waited = time.monotonic() - started
-            if not warned and waited > deadline / 2:
-                warned = True
-                logger.warning("waiting for %s (epoch %d): %.0f s of %.0f s", name, epoch, waited, deadline)
-            if waited > deadline:
-                raise Resumable(
-                    f"{name} was not acknowledged within {deadline:.0f} s",
-                    "see the cells' logs, or raise deadlines in the config; the same command resumes",
-                )
-            yield
-        return reports
-
-    def _call(self, function: Callable[[], T]) -> Generator[None, None, T]:
-        """A call of the gateway's control API, outside this thread (which must go on polling MPI)."""
-        future: Future[T] = self._http.submit(function)
-        while not future.done():
-            yield
-        return future.result()
 
     def _follow_changes(self) -> None:
         after = self._changes_after
@@ -269,6 +258,23 @@ class Controller:
         if claimed is not None:
             self._decisions.extend(self.policy.on(claimed))
 
+    def _take_notes(self) -> None:
+        """Engines that died. Those of a cell in training are missed, and started again, when it returns."""
+        while (found := self.asking.lines.note()) is not None:
+            cell, dead = found[0] - 1, found[1]["died"]
+            self._died.setdefault(cell, set()).update(dead)
+            self.events.emit("engine.died", cell=cell, engines=dead, attempt=self.attempt)
+
+    def _begin_revival(self) -> bool:
+        """An engine that died in rollout is started again before the next decision that takes time."""
+        if self._activity is not None or not self._died:
+            return False
+        cell, dead = self._died.popitem()
+        trains = cell < self.config.cells.count and self.policy.roles.state(cell) is not CellState.ROLLOUT
+        if not trains:
+            self._begin(self._revive(cell, dead), f"start of an engine of cell {cell}")
+        return not trains
+
     def _check_idle(self) -> None:
         idle = time.monotonic() - self._progress_at
         if self._activity is None and idle > self.config.deadlines.idle:
@@ -282,7 +288,7 @@ class Controller:
     def _start(self) -> Generator[None, None, None]:
         """Engines up, checkpoint restored, its weights on every engine, routes open, the ledger read: a burst's boundary."""
         step = self.saved.step if self.saved else 0
-        reports = yield from self._agree(Start(step), "start of the cells", self.config.deadlines.start)
+        reports = yield from self.asking.agree(Start(step), "start of the cells", self.config.deadlines.start)
         if self.saved:
             self._reconcile(self.saved)
         engines = Engines(reports)
@@ -290,14 +296,14 @@ class Controller:
         self._standalone = range(self.config.cells.count, len(reports))
         self.policy = make_policy(schedule_of(self.config, engines.capacities), self.saved.policy["schedule"] if self.saved else None)
         for cell, engine, address in engines.addresses():
-            yield from self._call(partial(self.client.set_route, cell, address, engine))
+            yield from self.asking.call(partial(self.client.set_route, cell, address, engine))
         if step:
             yield from self._export_and_update(step)
         else:
             yield from self._open_routes(range(len(reports)))
         schedule: dict[str, Any] = self.saved.policy["schedule"] if self.saved else {"consumed_below": 0, "consumed": []}
         first = schedule["consumed_below"]
-        ledger = yield from self._call(lambda: self.client.ledger(first))
+        ledger = yield from self.asking.call(lambda: self.client.ledger(first))
         frontier = self.groups.restore(ledger, first)
         self._changes_after = int(ledger["next"])
         logger.info("attempt %d begins at step %d with %d groups in the ledger", self.attempt, step, len(frontier))
@@ -318,41 +324,39 @@ class Controller:
     def _transfer(self, decision: Transfer) -> Activity:
         cell, to = decision.cell, decision.to
         source = Role.ROLLOUT if to is Role.TRAINING else Role.TRAINING
-        phases: dict[str, float] = {}
-        status = yield from self._call(self.client.status)
-        began = last = time.monotonic()
-
-        def lap(name: str) -> None:
-            nonlocal last
-            now = time.monotonic()
-            phases[name] = round(now - last, 4)
-            last = now
-
-        deadline = self.config.deadlines.transfer
-        moved: dict[str, Any] = {}
-        if to is Role.TRAINING:
-            moved = yield from self._call(lambda: self.client.close_route(cell, deadline))
-            lap("unroute")
-        message = Move(cell, to.value, self.policy.published, str(self._weights))
-        reports = yield from self._agree(message, f"transfer of cell {cell} to {to.value}", deadline)
-        lap("agree")
-        phases.update(reports[cell].get("phases", {}))
-        if to is Role.ROLLOUT:
-            yield from self._call(lambda: self.client.open_route(cell))
-            lap("route")
-        self.events.emit(
-            "transfer",
-            cell=cell,
-            **{"from": source.value},
-            to=to.value,
-            seconds=round(time.monotonic() - began, 4),
-            phases=phases,
-            moved=moved.get("moved", 0),
-            held=moved.get("held", 0),
-            live=status.get("live", 0),
-            **({"handover": moved["handover"]} if "handover" in moved else {}),
-        )
+        status = yield from self.asking.call(self.client.status)
+        may_hold = self.policy.schedule.mode is Mode.ASYNC
+        ended = yield from self.transfers.run(Order(cell, to, may_hold, self.policy.published, str(self._weights)))
+        fields = {"cell": cell, "from": source.value, "to": to.value, "seconds": ended.seconds, "phases": dict(ended.phases)}
+        if ended.end.outcome is Outcome.LOST:
+            raise Resumable(
+                f"cell {cell} is lost on its way to {to.value}: {ended.end.why}", "see the cells' logs (mpi.log); the same command resumes"
+            )
+        if ended.end.outcome is Outcome.UNDONE:
+            logger.warning("cell %d stays in %s: %s", cell, source.value, ended.end.why)
+            self.events.emit("transfer.undone", **fields, why=ended.end.why)
+            return [TransferFailed(cell, to)]
+        facts = ended.facts
+        moved = {name: facts.get(name, 0) for name in ("moved", "held")}
+        handover = {"handover": facts["handover"]} if "handover" in facts else {}
+        self.events.emit("transfer", **fields, **moved, live=status.get("live", 0), **handover)
         return [TransferDone(cell, to)]
+
+    def _revive(self, cell: int, dead: Iterable[int]) -> Activity:
+        """Its calls go on elsewhere, or wait; then the engine is back, with the published weights, at another address."""
+        began, seconds = time.monotonic(), self.config.deadlines.start
+        for engine in sorted(dead):
+            yield from self.asking.call(partial(self.client.set_route, cell, None, engine))
+        message = Command("revive", self.policy.published, str(self._weights), seconds)
+        report = yield from self.asking.ask(cell, message, "an engine to start again", 1.5 * seconds)
+        if report is None:
+            raise Resumable(
+                f"cell {cell} did not start its engine again within {1.5 * seconds:.0f} s", "see its log; the same command resumes"
+            )
+        yield from set_routes(self.asking, self.client, cell, report)
+        yield from self.asking.call(partial(self.client.open_route, cell))
+        self.events.emit("engine.start", cell=cell, engines=sorted(dead), seconds=round(time.monotonic() - began, 4), attempt=self.attempt)
+        return []
 
     def _close(self, step: int) -> Activity:
         plans, items = self._plans, self.planner.next_item
@@ -381,7 +385,7 @@ class Controller:
             fields=fields,
             state={"schedule": snapshot},
         )
-        reports = yield from self._agree(message, f"step {step}", self.config.deadlines.step)
+        reports = yield from self.asking.agree(message, f"step {step}", self.config.deadlines.step)
         self._work.closed()
         core = reports[0]
         seconds = time.monotonic() - self._step_started
@@ -407,29 +411,36 @@ class Controller:
         return [Published(version)]
 
     def _open_routes(self, cells: Iterable[int]) -> Generator[None, None, None]:
-        for cell in cells:
-            yield from self._call(partial(self.client.open_route, cell))
+        yield from self.asking.calls([partial(self.client.open_route, cell) for cell in cells])
 
     def _export_and_update(self, version: int) -> Generator[None, None, dict[str, float]]:
         """The core's weights to a directory, then into every engine that serves; calls are held while theirs reloads."""
         directory = self.paths.weights_of(version)
-        deadline = self.config.deadlines.transfer
-        began = time.monotonic()
-        yield from self._agree(Export(version, str(directory)), f"export of version {version}", deadline)
-        exported = time.monotonic()
+        deadlines, phases, clock = self.config.deadlines, {}, time.monotonic()
+
+        def lap(name: str) -> None:
+            nonlocal clock
+            phases[name], clock = round(time.monotonic() - clock, 4), time.monotonic()
+
+        yield from self.asking.agree(Export(version, str(directory)), f"export of version {version}", deadlines.transfer)
+        lap("write")
         rollout = (cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
         serving = (*rollout, *self._standalone)
+        yield from self.asking.calls([partial(self.client.close_route, cell, deadlines.transfer, hand_over=False) for cell in serving])
+        lap("close")
+        # an engine that has to be started again may take so much longer
+        patience = deadlines.transfer + deadlines.start
+        reports = yield from self.asking.agree(Update(version, str(directory), serving), f"update to version {version}", patience)
+        lap("load")
         for cell in serving:
-            yield from self._call(partial(self.client.close_route, cell, deadline, hand_over=False))
-        closed = time.monotonic()
-        yield from self._agree(Update(version, str(directory), serving), f"update to version {version}", deadline)
+            yield from set_routes(self.asking, self.client, cell, reports[cell])
         yield from self._open_routes(serving)
+        lap("reopen")
         self._weights = directory
         for old in sorted(self.paths.weights.glob("version-*"))[:-2]:
             if old != directory:
                 shutil.rmtree(old, ignore_errors=True)
-        ended = time.monotonic()
-        return {"export": round(exported - began, 4), "hold": round(closed - exported, 4), "update": round(ended - closed, 4)}
+        return phases
 
     # -- at once ------------------------------------------------------------------------------------------------------------------
 

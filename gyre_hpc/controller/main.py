@@ -90,13 +90,14 @@ def _controller(
     claims: Claims,
 ) -> ExitCode:
     from cells.epochs import Channel
+    from cells.lines import Lines
     from gyre_hpc.controller.controller import Controller
     from gyre_hpc.gateway.client import ControlClient
 
     assert ranks.control is not None
-    channel = Channel(ranks.control)
+    channel, lines = Channel(ranks.control), Lines(ranks.control)
     client = ControlClient(runtime.gateway_url, runtime.secret)
-    controller = Controller(config, paths, runtime.attempt, base, channel, client, tasks, checkpoint, claims)
+    controller = Controller(config, paths, runtime.attempt, base, channel, lines, client, tasks, checkpoint, claims)
     if tasks.left_out:  # a person who looks at the terminal only must hear that a part of the data is not used
         controller.events.emit("tasks.refused", tasks=len(tasks.left_out), first=tasks.left_out[0], attempt=runtime.attempt)
     return controller.run()

@@ -1,7 +1,8 @@
 """What the controller announces to the cells, in epoch order: frozen messages and their plain-dict form.
 
 Ordering key: the epoch of the channel (cells/epochs.py). Every rank sees every message in the same order; a message whose
-`AGREE` is true is over when every leader has acknowledged it. A micro-step names rows, it does not carry them: each cell repeats the seeded
+`AGREE` is true is over when every leader has acknowledged it. `Command` alone is a question to one leader (cells/lines.py), beside the
+epochs. A micro-step names rows, it does not carry them: each cell repeats the seeded
 selection and reads the tokens from RUN/trees by itself.
 """
 
@@ -46,14 +47,29 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Move:
-    """Cell `cell` changes its role. To training: engine released, training state restored, weights pulled from the core. And back."""
+class Prefix:
+    """The first `cells` cells are in training from here on."""
 
     AGREE: ClassVar[bool] = True
-    cell: int
-    to: str
+    cells: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """To one cell: a part of a phase of its transfer (transfers.py), within `seconds`.
+
+    release: the engines free their memory. load: they have the weights `weights` of `version`, those that died are started again. resume,
+    pause: they serve, or not. where: nothing, but where they are. restore: the training state is on the device, with the core's weights.
+    offload: it has left the device. lend: the core sends its weights to `cell`. revive: engines that died are started again. Answered by
+    {engines} where they may have moved, or {failed: why}.
+    """
+
+    AGREE: ClassVar[bool] = False
+    what: str
     version: int
     weights: str
+    seconds: float
+    cell: int = -1
 
 
 @dataclass(frozen=True)
@@ -102,8 +118,8 @@ class Stop:
     reason: str
 
 
-Message = Work | Share | Start | Move | Close | Export | Update | Stop
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Work, Share, Start, Move, Close, Export, Update, Stop)}
+Message = Work | Share | Start | Prefix | Command | Close | Export | Update | Stop
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Work, Share, Start, Prefix, Command, Close, Export, Update, Stop)}
 
 
 def encode(message: Message) -> dict[str, Any]:

@@ -14,7 +14,7 @@ LOST = "execution.lost"
 def describe(event: dict[str, Any]) -> str | None:
     """One line for an event, or None if a person watching a long run would not want it."""
     kind = event["kind"]
-    if kind in QUIET:
+    if kind in QUIET or (kind == "transfer.phase" and not event.get("undo") and "failed" not in event):
         return None
     if kind == "step.end":
         parts = [f"step {event.get('step')}"]

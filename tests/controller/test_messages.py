@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from gyre_hpc.controller.messages import Close, Export, Message, Move, RowRef, Share, Start, Stop, Update, Work, decode, encode
+from gyre_hpc.controller.messages import Close, Command, Export, Message, Prefix, RowRef, Share, Start, Stop, Update, Work, decode, encode
 
 MESSAGES: list[Message] = [
     Work(first=3, items=((RowRef(1, 0, 0.5), RowRef(2, 1, -1.25)), ())),
     Share(4),
     Start(2),
-    Move(1, "training", 4, "weights/version-000004"),
+    Prefix(2),
+    Command("lend", 4, "weights/version-000004", 30.0, 1),
     Close(5, 7, 2, 16, True, True, {"step": 5}, {"schedule": {"consumed": [1, 2]}}),
     Export(3, "weights/version-000003"),
     Update(3, "weights/version-000003", (0, 2)),

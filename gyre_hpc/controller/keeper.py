@@ -1,0 +1,112 @@
+"""The engines that a rank owns, kept alive: one that dies, or fails in what it is told, is ended and started again with the wanted weights.
+
+Invariants: an engine that failed is ended before anything else, for what it holds is not known (its memory is free then); a new one serves
+only the version that was asked for; it is started by the thread that started the first (engines/bank.py), with the same specification.
+Each engine is started again `restarts` times in an attempt; then Resumable ends the attempt, and the same command begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gyre_hpc.engines.bank import EngineBank
+from gyre_hpc.engines.protocol import EngineFault, EngineServer
+from gyre_hpc.errors import Resumable
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """`start_deadline`: seconds for an engine to come up again."""
+
+    def __init__(self, bank: EngineBank, cell: int, restarts: int, start_deadline: float) -> None:
+        self._bank, self._cell, self._restarts, self._start_deadline = bank, cell, restarts, start_deadline
+        self._released = False
+        self._told: set[int] = set()
+        """Pids whose end is known."""
+        self._counts: Counter[int] = Counter()
+
+    def addresses(self) -> dict[str, dict[str, Any]]:
+        """By engine number: the fields of EngineAddress, and `pid`."""
+        pids = self._bank.pids
+        return {str(number): {**asdict(address), "pid": pids[number]} for number, address in self._bank.addresses.items()}
+
+    def news(self) -> list[int]:
+        """Engines that have died since this was asked last."""
+        dead = [number for number in self._bank.dead() if self._bank.pids[number] not in self._told]
+        for number in dead:
+            self._told.add(self._bank.pids[number])
+            logger.warning("engine %d of cell %d (pid %d) died", number, self._cell, self._bank.pids[number])
+        return dead
+
+    def release(self, deadline: float) -> None:
+        """Their memory is free; those that failed are dead."""
+
+        def both(server: EngineServer) -> None:
+            server.pause(deadline)
+            server.release(deadline)
+
+        self._do(both)
+        self._released = True
+
+    def load(self, model: Path, version: int, deadline: float) -> None:
+        """All have these weights, checked; the dead ones are started again. A released one does not serve before `resume`."""
+        action: Callable[[EngineServer], None]
+        if self._released:
+
+            def action(server: EngineServer) -> None:
+                server.restore(model, version, deadline)
+
+        else:
+
+            def action(server: EngineServer) -> None:
+                server.update_weights(model, version, deadline)
+
+        self._do(action)
+        self._released = False
+        self.revive(model, version)
+
+    def resume(self, model: Path, version: int, deadline: float) -> None:
+        """All serve these weights."""
+        self._do(lambda server: server.resume(deadline))
+        self.revive(model, version)
+
+    def pause(self, deadline: float) -> None:
+        self._do(lambda server: server.pause(deadline))
+
+    def revive(self, model: Path, version: int) -> list[int]:
+        """Start the dead ones with these weights; which they were. Raises Resumable."""
+        dead = self._bank.dead()
+        for number in dead:
+            self._told.add(self._bank.pids[number])
+            if self._counts[number] >= self._restarts:
+                raise Resumable(
+                    f"engine {number} of cell {self._cell} died, after {self._restarts} restarts (rollout.restarts)",
+                    f"see {self._bank.specs[number].log}; the same command resumes",
+                )
+            self._counts[number] += 1
+            began = time.monotonic()
+            try:
+                self._bank.restart(number, model, version, self._start_deadline)
+            except EngineFault as fault:
+                raise Resumable(f"engine {number} of cell {self._cell} did not start again: {fault}", "the same command resumes") from fault
+            logger.warning("engine %d of cell %d started again in %.1f s", number, self._cell, time.monotonic() - began)
+        return dead
+
+    def stop(self) -> None:
+        self._bank.stop()
+
+    def _do(self, action: Callable[[EngineServer], None]) -> None:
+        """On all that live; those that fail are ended."""
+        dead = set(self._bank.dead())
+        faults = self._bank.each(action, [number for number in self._bank.pids if number not in dead])
+        for number, fault in faults.items():
+            logger.warning("engine %d of cell %d is ended: %s", number, self._cell, fault)
+        if faults:
+            self._bank.each(lambda server: server.stop(), list(faults))
