@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -87,14 +87,11 @@ class CoreState:
 
 @dataclass(frozen=True)
 class RunState:
-    """The controller's part. `policy` and `rng` are JSON values; `cursors` int64 counters; `metrics` those of the last step."""
+    """The controller's part; `policy` is a JSON value."""
 
     step: int
     version: int
     policy: Any = None
-    cursors: Mapping[str, int] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    rng: Any = None
 
 
 @dataclass(frozen=True)
@@ -187,22 +184,10 @@ def write_state(partial: Path, state: RunState) -> Part:
     """Write `state.h5` durably. Raises GyreError and leaves no half file."""
 
     def fill(f: h5py.File) -> None:
-        f.attrs["description"] = "Counters of the run, the scheduling policy's snapshot, cursors, last metrics, random generators"
+        f.attrs["description"] = "Step, weight version, and the scheduling policy's snapshot"
         f.attrs["step"] = state.step
         f.attrs["version"] = state.version
-        for name, values, meaning in (
-            ("cursors", state.cursors, "How far the run has come in what it reads, as attributes"),
-            ("metrics", state.metrics, "Metrics of the last step, as attributes"),
-        ):
-            group = f.create_group(name)
-            group.attrs["description"] = meaning
-            for key, value in values.items():
-                group.attrs[key] = value
-        for name, value, meaning in (
-            ("policy", state.policy, "Snapshot of the scheduling policy, JSON"),
-            ("rng", state.rng, "States of the controller's random generators, JSON"),
-        ):
-            _dataset(f, name, np.array([json.dumps(value).encode()]), meaning)
+        _dataset(f, "policy", np.array([json.dumps(state.policy).encode()]), "Snapshot of the scheduling policy, JSON")
 
     return _write(partial / STATE, fill)
 
@@ -264,14 +249,7 @@ def latest(paths: RunPaths) -> Checkpoint | None:
 def read_state(checkpoint: Checkpoint) -> RunState:
     """The controller's part."""
     with h5py.File(checkpoint.directory / STATE, "r") as f:
-        return RunState(
-            step=int(f.attrs["step"]),
-            version=int(f.attrs["version"]),
-            policy=json.loads(f["policy"][0]),
-            cursors={key: int(value) for key, value in _values(f["cursors"])},
-            metrics={key: float(value) for key, value in _values(f["metrics"])},
-            rng=json.loads(f["rng"][0]),
-        )
+        return RunState(step=int(f.attrs["step"]), version=int(f.attrs["version"]), policy=json.loads(f["policy"][0]))
 
 
 def read_core(checkpoint: Checkpoint, rank: int) -> CoreState:
@@ -380,10 +358,6 @@ def _dataset(f: h5py.File, name: str, values: NDArray[Any], meaning: str) -> Non
     layout = {"chunks": (min(_CHUNK, len(values)), *values.shape[1:]), "fletcher32": True} if values.size else {}
     data = f.create_dataset(name, data=values, track_times=False, **layout)
     data.attrs["description"] = meaning
-
-
-def _values(group: Any) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in group.attrs.items() if key != "description"]
 
 
 def _digest(path: Path) -> str:

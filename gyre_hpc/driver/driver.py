@@ -332,9 +332,12 @@ class Attempt:
 
     # -- end --------------------------------------------------------------------------------------------------------------------
     def _stop(self, code: ExitCode) -> None:
-        """As much time as the reason allows: for the controller's step when a stop was asked for, for the last seal when all is done."""
+        """As much time as the reason allows: for the controller's step when a stop was asked for, for the last seal when all is done.
+
+        Ranks that are still on their way into MPI have no step, and don't look for the stop file.
+        """
         limit = self.config.deadlines.stop
-        patience = limit if code == ExitCode.RESUMABLE else 0.0
+        patience = limit if code == ExitCode.RESUMABLE and self._ranks.up() else 0.0
         leave = limit if code == ExitCode.DONE else None
         left = stop_all(self.children, self.world.launcher, self.folder, patience, MARK, lambda: self.signals.hurry, leave)
         if left:

@@ -1,8 +1,9 @@
 """One driver per run directory: RUN/driver.lock names the host, process and job that has it.
 
 Invariants: the file is created exclusively (works on NFS, Lustre and GPFS, where flock may not) and renewed every few seconds. It is
-stale when its process is gone (same host), when its job is this one (an earlier attempt of a requeued job) or Slurm no longer runs it, or
-when it has not been renewed for `STALE` seconds by the file system's own clock. A stale lock is moved aside, and looked at again after
+stale when its process is gone (same host), when its job is this one (an earlier attempt of a requeued job) or Slurm no longer runs it,
+when it has not been renewed for `STALE` seconds by the file system's own clock, or when it came along with a copy of another run's
+directory: it then names another file at another place. A stale lock is moved aside, and looked at again after
 the move: of two that take over at once, one wins and the other is refused.
 """
 
@@ -13,8 +14,9 @@ import json
 import os
 import socket
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -27,13 +29,18 @@ STALE = 60.0
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock. `started`: of the process, seconds since the epoch, so that a reused pid is not taken for it."""
+    """Who holds a lock. `started`: of the process, seconds since the epoch, so that a reused pid is not taken for it.
+
+    `place` and `inode`: of the lock file itself (0: not known); both are others in a copy.
+    """
 
     host: str
     pid: int
     started: float
     job: str | None
     token: str
+    place: str = ""
+    inode: int = 0
 
     def describe(self) -> str:
         return f"{self.host} pid {self.pid}" + (f" (job {self.job})" if self.job else "")
@@ -72,10 +79,31 @@ class RunLock:
         """Create the lock, whole at once. A full disk leaves nothing behind."""
         temporary = self.path.with_name(f".{self.path.name}.{self.me.token}")
         try:
-            temporary.write_text(json.dumps(asdict(self.me)))
-            return _given_name(temporary, self.path)
+            with open(temporary, "w") as f:
+                self.me = self._here(f)
+                f.write(json.dumps(asdict(self.me)))
+            return self._take_name(temporary)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _take_name(self, whole: Path) -> bool:
+        """By a hard link; by exclusive creation where the file system has no links. False if the name is taken."""
+        try:
+            os.link(whole, self.path)
+        except FileExistsError:
+            return False
+        except OSError:
+            try:
+                with open(self.path, "x") as f:
+                    self.me = self._here(f)
+                    f.write(json.dumps(asdict(self.me)))
+            except FileExistsError:
+                return False
+        return True
+
+    def _here(self, file: TextIO) -> Holder:
+        """Ourselves, as the holder of what is written into this file."""
+        return replace(self.me, place=str(self.path.resolve()), inode=os.fstat(file.fileno()).st_ino)
 
     def _move_aside(self, judged: Holder | None) -> None:
         aside = self.path.with_name(f".{self.path.name}.stale-{self.me.token}")
@@ -90,21 +118,6 @@ class RunLock:
             aside.unlink()
             raise refusal(self.path, moved)
         aside.unlink()
-
-
-def _given_name(whole: Path, path: Path) -> bool:
-    """By a hard link; by exclusive creation where the file system has no links. False if the name is taken."""
-    try:
-        os.link(whole, path)
-    except FileExistsError:
-        return False
-    except OSError:
-        try:
-            with open(path, "x") as f:
-                f.write(whole.read_text())
-        except FileExistsError:
-            return False
-    return True
 
 
 def refusal(path: Path, holder: Holder) -> GyreError:
@@ -126,12 +139,22 @@ def live_holder(path: Path) -> Holder | None:
 
 
 def is_stale(path: Path, holder: Holder) -> bool:
-    """Whether the holder is gone for certain, or silent for too long."""
+    """Whether the holder is gone for certain, or silent for too long, or holds another directory, of which this is a copy."""
+    if _is_copy(path, holder):
+        return True
     if holder.host == socket.gethostname():
         return not _lives(holder)
     if holder.job is not None and inside_slurm() and not _job_runs(holder.job):
         return True
     return _age(path) > STALE
+
+
+def _is_copy(path: Path, holder: Holder) -> bool:
+    """Both must differ: one file has several names where a file system is mounted twice, and some renumber their files."""
+    try:
+        return bool(holder.inode) and holder.inode != path.stat().st_ino and holder.place != str(path.resolve())
+    except FileNotFoundError:
+        return False
 
 
 def _lives(holder: Holder) -> bool:

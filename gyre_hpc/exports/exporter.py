@@ -6,7 +6,10 @@ folder of that name is replaced only by a complete one. ATIF needs the model for
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gyre_hpc.durable import beside, replace_directory, sync
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.exports.rows import Table, rows_of
 from gyre_hpc.report.trees import user_errors
 from trees.export import exported
@@ -72,14 +75,27 @@ def _file(out: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         raise ConfigError(f"{out} can't be written", "give a file in a folder that exists")
     partial = beside(out, ".partial")
     try:
-        counts = write(partial)
+        with _room(out):
+            counts = write(partial)
+            sync(partial)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    sync(partial)
     partial.replace(out)
     sync(out.parent)
     return {"file": str(out), **counts, "bytes": out.stat().st_size}
+
+
+@contextmanager
+def _room(out: Path) -> Iterator[None]:
+    """A disk that is full is told with the file that found no room on it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        reason = os.strerror(error.errno).lower()
+        raise GyreError(f"{out}: {reason}", "free space there, or give --out another place; what stood there is as it was") from error
 
 
 def _jsonl(reader: StoreReader, file: Path) -> int:
@@ -122,7 +138,8 @@ def _atif(reader: StoreReader, folder: Path, out: Path, options: Options) -> dic
         for execution in sorted(reader.executions()):
             yield execution, made.document(reader.tree(execution), groups)
 
-    replace_directory(out, write)
+    with _room(out):
+        replace_directory(out, write)
     return {"file": str(out), **counts, "bytes": sum(file.stat().st_size for file in out.iterdir())}
 
 

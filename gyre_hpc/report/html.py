@@ -23,6 +23,9 @@ _ROLE_COLOURS = {"rollout": "blue", "training": "pink", "transfer": "amber"}
 _STYLE = Path(__file__).with_name("style.css")
 
 
+BARS = "Dashed lines: starts of attempts. Hold the pointer over a bar for its numbers."
+
+
 def write(paths: RunPaths) -> None:
     """Make the report. OSError when it can't be written."""
     summary = summarise(read_events(paths.events))
@@ -46,7 +49,7 @@ def render(paths: RunPaths, summary: Summary) -> str:
             _scores(summary),
             "Mean score of the executions that each step trained on; dots are single executions as they ended.",
         ),
-        _section("What every cell did", _roles(summary), "Dashed lines: starts of attempts. Hold the pointer over a bar for its numbers."),
+        _section("What every cell did", _roles(summary), f"{BARS} {'. '.join(summary.placement)}"),
         _section(
             "Role transfers",
             _transfers(summary),

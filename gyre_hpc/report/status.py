@@ -44,6 +44,7 @@ def collect(paths: RunPaths) -> dict[str, Any]:
         "tokens": summary.tokens,
         "seconds": round(summary.seconds, 1),
         "warnings": summary.warnings,
+        "placement": list(summary.placement),
         "failure": summary.failures[-1]["what"] if summary.failures else None,
         "remedy": summary.failures[-1].get("remedy") if summary.failures else None,
         "live": live if fresh else None,
@@ -59,17 +60,19 @@ def render(found: dict[str, Any]) -> str:
             f"score {found['score_first']:.3f} -> {found['score_last']:.3f}, loss {found['loss']:.4f}, "
             f"staleness {found['staleness_mean']:.2f}, last checkpoint: step {found['checkpoint']}"
         )
-    endings = ", ".join(f"{count} {reason}" for reason, count in found["endings"].items()) or "none yet"
+    endings = ", ".join(f"{count} {reason}" for reason, count in found["endings"].items()) or "none has ended yet"
     lines.append(f"executions: {endings}; lost and tried again: {found['lost']}; {found['tokens']} tokens")
     if found["steps"]:
         lines.append(f"transfers: {found['transfers']}, {found['transfers_while_live']} of them while executions were live")
+        lines.extend(found["placement"])
     if found["warnings"]:
         lines.append(f"warnings: {found['warnings']} forks of histories that nothing explains (warning.fork in events.jsonl)")
     live = found["live"]
     if live:
         roles = " ".join(f"{cell}:{role}" for cell, role in enumerate(live["roles"]))
         counts = live["executions"]
-        cells = f"cells {roles}; " if roles else ""
+        pool = f" and {live['standalone']} standalone" if live.get("standalone") else ""
+        cells = f"cells {roles}{pool}; " if roles else ""
         lines.append(f"{cells}{counts['live']} live, {counts['queued']} queued; {live['tokens_per_second']:.0f} tokens/s")
     if found["failure"] and found["state"] not in ("running", "done"):
         lines.append(f"last failure: {found['failure']}; {found['remedy']}")

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gyre_hpc.report.placement import describe
+
 Event = Mapping[str, Any]
 
 
@@ -60,6 +62,8 @@ class Summary:
     checkpoint: int = 0
     warnings: int = 0
     """Forks that nothing explains."""
+    placement: tuple[str, ...] = ()
+    """Lines about where the last attempt's cells are and what they hold."""
 
     @property
     def step(self) -> int:
@@ -94,6 +98,8 @@ class _Reading:
         self.attempts: list[float] = []
         self.cells = self.tokens = self.calls = self.checkpoint = self.warnings = 0
         self.ended = ""
+        self.start: Event = {}
+        self.engines: Event = {}
 
     def take(self, event: Event) -> None:
         t = float(event["t"])
@@ -104,10 +110,13 @@ class _Reading:
                 self._cut()
                 self.now = at
                 self.ended = ""
+                self.start, self.engines = event, {}
                 self.attempts.append(at)
                 cells = event.get("cells", 0)
                 self.cells = max(self.cells, len(cells) if isinstance(cells, list) else int(cells or 0))
                 self.open = dict.fromkeys(range(self.cells), ("rollout", at))
+            case "engines":
+                self.engines = event
             case "transfer":
                 self._transfer(event, at)
             case "step.end":
@@ -168,4 +177,5 @@ class _Reading:
             ended=self.ended,
             checkpoint=self.checkpoint,
             warnings=self.warnings,
+            placement=tuple(describe(self.start, self.engines)),
         )

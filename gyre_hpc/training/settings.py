@@ -1,11 +1,15 @@
 """The DeepSpeed configuration that a run gets: ours, with `training.deepspeed` merged over it.
 
 Invariants: every value that would silently change the objective is ours and is refused from outside (accumulation, batch sizes, clipping,
-precision, optimizer, schedule: `training.*` sets them). Pure; no torch, so the driver can check before anything starts.
+precision, optimizer, schedule: `training.*` sets them); so is a key that DeepSpeed would ignore without a word, as it does at the top
+level. Pure; no torch, so a configuration is checked where it is read. `KNOWN` and `KNOWN_ZERO` are among what the pinned DeepSpeed reads (a
+test says so).
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from gyre_hpc.config import Config
@@ -20,7 +24,50 @@ _OURS = {
     "scheduler": "set training.lr and training.warmup_steps",
     "fp16": "set model.dtype",
     "bf16": "set model.dtype",
+    "prescale_gradients": "the sum of gradients is divided once, by the number of executions",
+    "gradient_predivide_factor": "the sum of gradients is divided once, by the number of executions",
+    "gradient_allreduce_op": "every rank hands in the finished gradient",
 }
+KNOWN = frozenset(
+    {
+        "aio",
+        "comms_logger",
+        "communication_data_type",
+        "csv_monitor",
+        "disable_python_gc",
+        "dump_state",
+        "flops_profiler",
+        "log_level",
+        "memory_breakdown",
+        "steps_per_print",
+        "tensorboard",
+        "wall_clock_breakdown",
+        "wandb",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "zero_optimization",
+    }
+)
+KNOWN_ZERO = frozenset(
+    {
+        "allgather_bucket_size",
+        "allgather_partitions",
+        "allgather_sequential",
+        "contiguous_gradients",
+        "elastic_checkpoint",
+        "ignore_unused_parameters",
+        "load_from_fp32_weights",
+        "offload_optimizer",
+        "overlap_comm",
+        "reduce_bucket_size",
+        "reduce_scatter",
+        "round_robin_gradients",
+        "stage",
+        "sub_group_size",
+        "use_multi_rank_bucket_allreduce",
+    }
+)
+"""Of ZeRO 1 and 2: the others are of stage 3, or of optimizers that we don't use."""
 
 
 def deepspeed_settings(config: Config) -> dict[str, Any]:
@@ -29,6 +76,11 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
     for key, remedy in _OURS.items():
         if key in extra:
             raise ConfigError(f"training.deepspeed.{key} can't be set", remedy)
+    _require_known("training.deepspeed", extra, KNOWN)
+    zero = extra.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        raise ConfigError(f"training.deepspeed.zero_optimization = {zero!r}", "a section, for example {stage: 2}")
+    _require_known("training.deepspeed.zero_optimization", zero, KNOWN_ZERO)
     ours: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -46,6 +98,14 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
     if stage not in (1, 2):
         raise ConfigError(f"training.deepspeed.zero_optimization.stage = {stage!r}", "1 or 2: every core rank computes with whole weights")
     return merged
+
+
+def _require_known(where: str, names: Iterable[str], known: frozenset[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), sorted(known), 1, 0.5)
+            guess = f"did you mean {where}.{near[0]}? " if near else ""
+            raise ConfigError(f"unknown key {where}.{name}", f"{guess}valid here: {', '.join(sorted(known))}")
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -78,6 +79,24 @@ def test_slurm_is_asked_about_another_job(path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(runlock, "ask", lambda command: f"JobId=7 JobState={state}\n")
     write(path, elsewhere("7"))
     assert (live_holder(path) is None) is stale
+
+
+def test_the_lock_in_a_copy_of_a_running_runs_folder_holds_nobody_up(path: Path, tmp_path: Path) -> None:
+    with RunLock(path):
+        copy = tmp_path / "copy" / path.name
+        copy.parent.mkdir()
+        shutil.copy2(path, copy)
+        assert live_holder(path) is not None
+        assert live_holder(copy) is None
+        with RunLock(copy) as other:
+            assert read_holder(copy) == other.me
+        moved = tmp_path / "moved"
+        path.rename(moved)
+        assert live_holder(moved) is not None, "a folder that is moved under its driver is still the driver's"
+        moved.rename(path)
+        link = tmp_path / "link"
+        link.symlink_to(path.parent, target_is_directory=True)
+        assert live_holder(link / path.name) is not None
 
 
 def test_a_broken_lock_file_is_taken_over(path: Path) -> None:

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 
 from gyre_hpc.config import Config
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.exports import parquet
 from gyre_hpc.exports.exporter import Format, Options, export
 from gyre_hpc.exports.rows import Table
@@ -294,7 +294,7 @@ def test_nothing_half_written_stays(run: Path, tmp_path: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(parquet, "write", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(GyreError, match=r"a\.parquet: no space left"):
         export(run, tmp_path / "a.parquet", Options(Format.PARQUET))
     assert not list(tmp_path.iterdir())
 

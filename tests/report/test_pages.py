@@ -29,7 +29,9 @@ def run(tmp_path: Path) -> RunPaths:
 
 def work(paths: RunPaths) -> EventLog:
     log = EventLog(paths.events)
-    log.emit("run.start", attempt=1, cells=[["n1"], ["n2"]])
+    log.emit("run.start", attempt=1, cells=[["n1"], ["n2", "n<3>"]], standalone=["n4"], topology="tree", switches=[["s0"], ["s0", "s1"]])
+    engine = {"cell": 0, "engine": 0, "capacity": 8, "holds": 3, "kv_tokens": 300}
+    log.emit("engines", capacity=[8, 8], standalone=[4], over=1, window=100, measured=False, engines=[engine])
     log.emit("execution.end", execution=0, group=0, reason="finished", score=0.5, valid=True, tokens=9, calls=2)
     log.emit("transfer", cell=0, **{"from": "rollout"}, to="training", seconds=0.0, phases={"agree": 0.0}, live=3, moved=1)
     log.emit("step.end", step=1, score_mean=0.25, **STEP)
@@ -56,6 +58,10 @@ def test_status_of_a_run_at_work_and_of_one_that_failed(run: RunPaths) -> None:
     text = status.render(status.collect(run))
     for part in ("running", "step 1 of 2", "0:training 1:rollout", "3 live, 1 queued", "1 finished"):
         assert part in text, text
+    assert "nodes of the cells: 0 n1 below s0 (8 executions), 1 n2+n<3> below s0+s1 (8 executions); 1 of 2 cells straddle switches" in text
+    assert "standalone nodes: n4, holding 4 executions" in text
+    assert "cell 0 3 of 8 (300 tokens of KV, window 100)" in text
+    assert "n&lt;3&gt;" in html.render(run, html.summarise(html.read_events(run.events)))
     assert "warnings" not in text
     log.emit("warning.fork", execution=0, call=1, difference="drift", messages=4)
     assert "warnings: 1 forks of histories that nothing explains" in status.render(status.collect(run))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gyre_hpc.config import Config, check
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.training.settings import deepspeed_settings
+from gyre_hpc.training.settings import KNOWN, KNOWN_ZERO, deepspeed_settings
 
 
 def with_deepspeed(**extra: Any) -> Config:
@@ -28,6 +31,32 @@ def test_extra_keys_are_merged_and_ours_stay() -> None:
 def test_what_would_change_the_objective_is_refused_with_its_own_key(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"training\.deepspeed\.{key} can't be set; .+"):
         deepspeed_settings(with_deepspeed(**{key: 1}))
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (
+            {"zero_optimisation": {"stage": 2}},
+            r"unknown key training\.deepspeed\.zero_optimisation; did you mean training\.deepspeed\.zero_opt",
+        ),
+        ({"zero_optimization": {"stag": 2}}, r"zero_optimization\.stag; did you mean training\.deepspeed\.zero_optimization\.stage"),
+        ({"zero_optimization": 2}, r"zero_optimization = 2; a section"),
+        ({"gradient_predivide_factor": 4}, r"gradient_predivide_factor can't be set"),
+    ],
+)
+def test_a_key_that_deepspeed_would_ignore_is_refused_where_the_configuration_is_read(extra: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_deepspeed(**extra)
+
+
+def test_what_we_let_through_is_what_the_installed_deepspeed_reads() -> None:
+    folder = Path(str(importlib.util.find_spec("deepspeed").origin)).parent  # type: ignore[union-attr]  # read, not imported: that takes seconds
+    sources = [path.read_text() for name in ("runtime", "monitor", "comm", "profiling", "utils") for path in (folder / name).rglob("*.py")]
+    everything = "\n".join(sources)
+    zero = (folder / "runtime/zero/config.py").read_text()
+    assert [name for name in KNOWN if not re.search(rf"""["']{name}["']""", everything)] == []
+    assert [name for name in KNOWN_ZERO if not re.search(rf"^    {name}: ", zero, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("stage", [0, 3, "x"])
