@@ -1,12 +1,14 @@
 """The gateway as a proxy: what a streamed call costs beside a plain pass-through, and how many are recorded durably in a second.
 
-    python -m benchmarks.gateway_proxy [--calls 400] [--connections 32] [--chunks 24] [--wire torch|vllm] [--profile]
+    python -m benchmarks.gateway_proxy [--calls 400] [--connections 32] [--chunks 24] [--wire frames|vllm] [--profile]
 
-A fake engine answers at once: 24 KB of text (6,000 tokens) in `--chunks` pieces. In front of it, each in a process of its own: the
-gateway (dialect, recorder, store with its fsyncs, router, the real client of that engine), and a plain aiohttp pass-through, which copies
-a stream of the same text. A load generator calls either over loopback: on one connection, then on many; each call is a new conversation
-of 2 KB. CPU is that of the process in the middle, all of its threads. The gateway's engine speaks as `--wire` says: ids, log-probs and
-weight versions (torch: 170 KB for a reply; vllm: 500 KB, since vLLM tells each log-prob as an object); the other's sends text alone.
+A fake engine answers at once: 24 KB of text (6,000 tokens) in `--chunks` pieces. A load generator calls it over loopback, on one
+connection, then on many: straight (*direct*), through a plain aiohttp pass-through that copies the same text (*plain*), and through the
+gateway (dialect, recorder, store with its fsyncs, router, the real client of that engine). What stands in the middle has one core, the
+load generator and the fake engine, each a process of its own, have another. Each call is a new conversation of 2 KB. *added* is the p50
+beyond that of *direct*; CPU is that of the process in the middle, all of its threads; *disk* is what a commit of such a reply takes on the
+same disk at that time. The gateway's engine speaks as `--wire` says (frames: 8 bytes a token; vllm: 500 KB of JSON for a reply, since vLLM
+tells each log-prob as an object); the others' sends text alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import asyncio
 import contextlib
 import cProfile
 import itertools
+import os
 import pstats
 import socket
 import subprocess
@@ -33,8 +36,8 @@ import uvloop
 from aiohttp import web
 
 from benchmarks import vocabulary
-from gyre_hpc.engines import vllm_guard
-from gyre_hpc.engines.protocol import EngineAddress
+from gyre_hpc.engines import frames, vllm_guard
+from gyre_hpc.engines.protocol import EngineAddress, TokenChunk
 from gyre_hpc.gateway.app import HarnessApi, build_app
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.router import Router
@@ -47,6 +50,8 @@ REPLY = 24_000
 SYSTEM = "You are an agent that works on software. " * 20
 WINDOW = 32_768
 EXECUTIONS = 64
+CORES = sorted(os.sched_getaffinity(0))
+MIDDLE, EDGES = 0, -1
 Bodies = Iterator[bytes]
 
 
@@ -56,28 +61,30 @@ def engine(port: int, chunks: int) -> None:
     ids: list[int] = tokenizer.encode(vocabulary.corpus(REPLY) + "<|im_end|>", add_special_tokens=False).ids
     size = -(-len(ids) // chunks)
     parts = [ids[at : at + size] for at in range(0, len(ids), size)]
-    answers: dict[str, list[bytes]] = {"torch": [], "vllm": [], "text": []}
+    answers: dict[str, list[bytes]] = {"frames": [], "vllm": [], "text": []}
     for part in parts:
         finish = "stop" if part is parts[-1] else None
         logprobs = [-0.123456789 * (i % 7 + 1) for i in part]
         content: list[dict[str, Any]] = [{"token": "", "logprob": value, "bytes": None, "top_logprobs": []} for value in logprobs]
         choice = {"index": 0, "token_ids": part, "logprobs": {"content": content}, "finish_reason": finish, "weight_versions": None}
-        answers["torch"].append(orjson.dumps({"t": part, "l": logprobs, "v": [1] * len(part), "f": finish}) + b"\n")
+        answers["frames"].append(frames.frame(TokenChunk(part, logprobs, [1] * len(part), finish)))
         answers["vllm"].append(b"data: " + orjson.dumps({"choices": [choice]}) + b"\n\n")
         answers["text"].append(b"data: " + orjson.dumps({"delta": {"text": tokenizer.decode(part)}}) + b"\n\n")
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await request.read()
-        response = web.StreamResponse(headers={vllm_guard.HEADER: "1"})
+        wire = {"/generate": "frames", "/inference/v1/generate": "vllm"}.get(request.path, "text")
+        kind = {"Content-Type": frames.MEDIA} if wire == "frames" else {}
+        response = web.StreamResponse(headers={vllm_guard.HEADER: "1", **kind})
         await response.prepare(request)
-        wire = "torch" if request.path.endswith("/generate") and "inference" not in request.path else "vllm"
-        for event in answers["text" if request.path == "/v1/messages" else wire]:
+        for event in answers[wire]:
             await response.write(event)
         await response.write_eof()
         return response
 
     app = web.Application(client_max_size=1 << 28)
-    app.add_routes([web.post(path, answer) for path in ("/generate", "/inference/v1/generate", "/v1/messages")])
+    app.add_routes([web.post(path, answer) for path in ("/generate", "/inference/v1/generate", "/v1/messages", "/x/{secret}/v1/messages")])
+    app.add_routes([web.get("/cpu", _cpu)])
     _serve(app, port)
 
 
@@ -131,7 +138,7 @@ def gateway(port: int, behind: int, wire: str, folder: Path, profile: bool) -> N
 
     async def made() -> web.Application:
         router = Router()
-        router.set_route(0, EngineAddress(wire, f"http://127.0.0.1:{behind}", EXECUTIONS, WINDOW))
+        router.set_route(0, EngineAddress("torch" if wire == "frames" else wire, f"http://127.0.0.1:{behind}", EXECUTIONS, WINDOW))
         router.open(0)
         recorder = Recorder(store, renderer, router, RecorderSettings(seed=1, window=WINDOW, max_calls=1 << 30), print)
         return build_app(HarnessApi(recorder, Secrets(), "policy"), [web.get("/cpu", cpu)])
@@ -186,7 +193,9 @@ def requests() -> Bodies:
 @contextlib.contextmanager
 def process(role: str, port: int, *more: str) -> Iterator[str]:
     """One of the three, in a process of its own."""
+    pin(MIDDLE if role in ("plain", "gateway") else EDGES)  # a child inherits it
     child = subprocess.Popen([sys.executable, "-m", "benchmarks.gateway_proxy", "--role", role, "--port", str(port), *more])
+    pin(EDGES)
     try:
         for _ in range(600):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -200,6 +209,26 @@ def process(role: str, port: int, *more: str) -> Iterator[str]:
         child.wait(20)
 
 
+def pin(place: int) -> None:
+    """Run on one core from now on: the first or the last of those that we may use."""
+    os.sched_setaffinity(0, {CORES[place]})
+
+
+def disk(folder: Path, size: int) -> float:
+    """Milliseconds (p50) of writing `size` bytes over room that is there and fdatasync."""
+    times: list[float] = []
+    with (folder / "probe").open("w+b") as file:
+        file.write(bytes(64 * size))
+        os.fsync(file.fileno())
+        for at in range(64):
+            began = time.perf_counter()
+            os.pwrite(file.fileno(), bytes(size), at * size)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    (folder / "probe").unlink()
+    return median(times) * 1e3
+
+
 def free_port() -> int:
     """One that nobody has now."""
     with socket.socket() as probe:
@@ -209,20 +238,25 @@ def free_port() -> int:
 
 def main(options: argparse.Namespace) -> None:
     """Measure both and print the table."""
-    behind, bodies, rows = free_port(), requests(), []
+    behind, bodies = free_port(), requests()
+    rows: list[tuple[str, int, dict[str, float]]] = []
     shared = ["--behind", str(behind), "--wire", options.wire]
-    with process("engine", behind, "--chunks", str(options.chunks)), tempfile.TemporaryDirectory() as folder:
+    with process("engine", behind, "--chunks", str(options.chunks)) as direct, tempfile.TemporaryDirectory(dir=options.store) as folder:
+        for connections in (1, options.connections):
+            rows.append(("direct", connections, uvloop.run(load(direct, connections, options.calls, bodies))))
         for role in ("plain", "gateway"):
             more = ["--folder", folder, *(["--profile"] if options.profile and role == "gateway" else [])]
             with process(role, free_port(), *shared, *more) as url:
                 for connections in (1, options.connections):
                     rows.append((role, connections, uvloop.run(load(url, connections, options.calls, bodies))))
-    print(f"\n{options.wire} wire, replies of {REPLY // 1000} KB in {options.chunks} pieces\n")
-    print(f"{'':>9} {'connections':>12} {'p50 ms':>8} {'CPU ms a call':>14} {'calls/s':>9} {'x plain CPU':>12}")
-    base = {connections: row["cpu"] for role, connections, row in rows if role == "plain"}
+        commits = [disk(Path(folder), size) for size in (600, 72_000)]
+    print(f"\n{options.wire} wire, replies of {REPLY // 1000} KB in {options.chunks} pieces; cores {CORES[MIDDLE]} and {CORES[EDGES]}")
+    print(f"disk: {commits[0]:.2f} ms for an intent, {commits[1]:.2f} ms for a reply\n")
+    print(f"{'':>9} {'connections':>12} {'p50 ms':>8} {'added ms':>9} {'CPU ms a call':>14} {'calls/s':>9}")
+    base = {connections: row["p50"] for role, connections, row in rows if role == "direct"}
     for role, connections, row in rows:
-        ratio = row["cpu"] / base[connections]
-        print(f"{role:>9} {connections:>12} {row['p50']:>8.2f} {row['cpu']:>14.2f} {row['rate']:>9.0f} {ratio:>11.1f}x")
+        added = f"{row['p50'] - base[connections]:.2f}" if role != "direct" else ""
+        print(f"{role:>9} {connections:>12} {row['p50']:>8.2f} {added:>9} {row['cpu']:>14.2f} {row['rate']:>9.0f}")
 
 
 if __name__ == "__main__":
@@ -230,7 +264,8 @@ if __name__ == "__main__":
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--chunks", type=int, default=24)
-    parser.add_argument("--wire", choices=["torch", "vllm"], default="torch")
+    parser.add_argument("--wire", choices=["frames", "vllm"], default="frames")
+    parser.add_argument("--store", help="a folder on the disk to record on, where temporary files are elsewhere")
     parser.add_argument("--profile", action="store_true", help="print where the gateway's time goes")
     for name in ("--role", "--port", "--behind", "--folder"):
         parser.add_argument(name, help=argparse.SUPPRESS)
