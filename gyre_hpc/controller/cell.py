@@ -374,6 +374,7 @@ class CellRank:
         self._actor.zero()
         self._sums = None
         report["reduce_seconds"] = round(reduced - began, 4)
+        report["close_seconds"] = round(time.monotonic() - began, 4)
         return report
 
     def _reduce(self, gradient: NDArray[np.float32], sums: NDArray[np.float64], prefix: int) -> None:

@@ -390,7 +390,9 @@ class Controller:
         core = reports[0]
         seconds = time.monotonic() - self._step_started
         self._step_started = time.monotonic()
-        fields = {**core["fields"], "seconds": round(seconds, 3)}
+        # the sum's own time is that of the cell that came last: all others waited for it
+        waited = core["reduce_seconds"] - min(report["reduce_seconds"] for report in reports[: message.prefix])
+        fields = {**core["fields"], "close_seconds": round(core["close_seconds"] - waited, 4), "seconds": round(seconds, 3)}
         if core.get("checkpoint"):
             self.events.emit("checkpoint", step=step, **core["checkpoint"])
         self.events.emit("step.end", **fields)

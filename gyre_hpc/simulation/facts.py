@@ -126,7 +126,7 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         found["train_group"] = float(np.quantile(works, 0.25))
     if len(summary.steps) > 1 and len(summary.attempts) == 1:
         found["ran"] = _ran(config, summary, events, told)
-    return found, _costs(summary, events)
+    return found, _costs(config, summary, events)
 
 
 def _told(config: Config, summary: Summary) -> dict[int, float]:
@@ -139,17 +139,27 @@ def _told(config: Config, summary: Summary) -> dict[int, float]:
     return found
 
 
-def _costs(summary: Summary, events: Sequence[Mapping[str, Any]]) -> Costs:
+def _costs(config: Config, summary: Summary, events: Sequence[Mapping[str, Any]]) -> Costs:
     """Means, not medians: what changes cost in all is what a run is longer by."""
+    closed = [float(s["close_seconds"]) for s in summary.steps if "close_seconds" in s]
     seconds = {to: [t.seconds for t in summary.transfers if t.to == to] for to in ("training", "rollout")}
     saved = [float(e["seconds"]) for e in events if e["kind"] == "checkpoint" and "seconds" in e]
     stepped = [float(s["step_seconds"]) for s in summary.steps if "step_seconds" in s]
     return Costs(
-        close=sum(saved) / max(1, len(summary.steps)) + fmean(stepped or [0.0]),
+        close=fmean(closed) if closed else sum(saved) / max(1, len(summary.steps)) + fmean(stepped or [0.0]),
         to_training=fmean(seconds["training"] or [Costs.to_training]),
         to_rollout=fmean(seconds["rollout"] or [Costs.to_rollout]),
         publish=fmean([float(e["seconds"]) for e in events if e["kind"] == "publish"] or [0.0]),
+        grain=_grain(config, summary),
     )
+
+
+def _grain(config: Config, summary: Summary) -> float:
+    """Seconds of one micro-step on its cell; 0 for runs that don't tell."""
+    told = [step for step in summary.steps if step.get("train_seconds") and step.get("microsteps")]
+    ranks = config.cells.nodes_per_cell * config.cells.ranks_per_node
+    spent = sum(float(step["train_seconds"]) for step in told)
+    return spent / ranks / sum(int(step["microsteps"]) for step in told) if told else 0.0
 
 
 def _ran(config: Config, summary: Summary, events: Sequence[Mapping[str, Any]], told: Mapping[int, float]) -> Ran | None:

@@ -166,10 +166,15 @@ class Simulation:
     def _all_computed(self) -> None:
         self.trainer.advance(self.now)
         if self._draining is not None:
-            self._after(self.scenario.costs.close, StepDone(self._draining))
+            self._after(self.scenario.costs.close + self._ragged(), StepDone(self._draining))
             self._draining = None
         elif self.scenario.schedule.join_late:
             self._tell(Claimed(self.policy.step + 1, self.policy.fed))
+
+    def _ragged(self) -> float:
+        """How much later than all on average the last of n cells ends: n / (n + 1) of a micro-step against half of one."""
+        cells = self.policy.roles.prefix
+        return self.scenario.costs.grain * (cells / (cells + 1) - 0.5)
 
     def _complete_activity(self, event: Event) -> None:
         self.recorder.rolled(self.now, self.fleet)

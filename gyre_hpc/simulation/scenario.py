@@ -24,6 +24,8 @@ class Costs:
     """That an execution loses when it changes its engine."""
     close: float = 0.0
     """Of a step beside its gradients: sum over cells, optimizer, checkpoint."""
+    grain: float = 0.0
+    """For which one micro-step keeps its cell: the cells of a step end up to so much apart, and the last one counts."""
     publish: float = 0.0
 
 

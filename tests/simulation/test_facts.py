@@ -55,14 +55,25 @@ def test_training_seconds_and_closing_are_taken_when_a_run_tells_them(run: Path)
     events = [json.loads(line) for line in paths.events.read_text().splitlines()]
     for event in events:
         if event["kind"] == "step.end":
-            event |= {"train_seconds": 6.0 + event["step"], "step_seconds": 0.5}
+            event |= {"train_seconds": 6.0 + event["step"], "step_seconds": 0.5, "microsteps": 3}
     events.append({"seq": len(events), "t": 45.0, "kind": "checkpoint", "step": 2, "seconds": 2.0, "bytes": 1})
     paths.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     facts = gather(run, Given())
     assert facts.train_group == pytest.approx((3.5 + 4.0) / 2)
     assert facts.costs.close == 2.0 / 2 + 0.5  # one checkpoint in two steps
+    assert facts.costs.grain == (7.0 + 8.0) / 2 / 6  # on two nodes
     assert facts.ran is not None
     assert facts.ran.train_groups == (3.5, 3.5)
+
+
+def test_a_close_that_is_told_whole_is_taken_whole(run: Path) -> None:
+    paths = RunPaths(run)
+    events = [json.loads(line) for line in paths.events.read_text().splitlines()]
+    for event in events:
+        if event["kind"] == "step.end":
+            event |= {"step_seconds": 0.5, "close_seconds": 0.25 * event["step"]}
+    paths.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert gather(run, Given()).costs.close == 0.375
 
 
 def test_options_win_over_the_run(run: Path) -> None:
