@@ -1,0 +1,124 @@
+"""Engines that die or fail are ended and started again, as often as is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.controller.keeper import Keeper
+from gyre_hpc.engines.bank import EngineBank
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, Holding
+from gyre_hpc.errors import Resumable
+
+OLD, NEW = Path("version-1"), Path("version-2")
+
+
+class FakeServer:
+    """In place of an engine's process: what it was told, and when to fail."""
+
+    made = 0
+
+    def __init__(self, spec: EngineSpec, deadline: float) -> None:
+        FakeServer.made += 1
+        self.pid = FakeServer.made
+        self.address = EngineAddress("torch", f"http://{self.pid}", 4, 64)
+        self.told: list[str] = []
+        self.weights: tuple[Path, int] | None = None
+        self.fails = ""
+        self.lives = True
+
+    def _do(self, what: str) -> None:
+        assert self.lives, f"{what} to a dead engine"
+        if what == self.fails:
+            raise EngineFault(f"{what} failed")
+        self.told.append(what)
+
+    def alive(self) -> bool:
+        return self.lives
+
+    def holding(self, deadline: float) -> Holding:
+        return Holding(64, 1)
+
+    def pause(self, deadline: float) -> None:
+        self._do("pause")
+
+    def resume(self, deadline: float) -> None:
+        self._do("resume")
+
+    def release(self, deadline: float) -> None:
+        self._do("release")
+
+    def update_weights(self, model: Path, version: int, deadline: float) -> None:
+        self._do("update")
+        self.weights = (model, version)
+
+    def restore(self, model: Path, version: int, deadline: float) -> None:
+        self._do("restore")
+        self.weights = (model, version)
+
+    def stop(self) -> None:
+        self.lives = False
+
+
+def kept(engines: int = 2, restarts: int = 1) -> tuple[Keeper, EngineBank]:
+    spec = EngineSpec("torch", OLD, 0, 4, 64, Path("engine.log"))
+    bank = EngineBank.start(dict.fromkeys(range(engines), spec), 1.0, FakeServer)  # type: ignore[arg-type]
+    return Keeper(bank, 3, restarts, 1.0), bank
+
+
+def server(bank: EngineBank, number: int) -> FakeServer:
+    found = bank._servers[number]
+    assert isinstance(found, FakeServer)
+    return found
+
+
+def test_there_and_back_without_trouble() -> None:
+    keeper, bank = kept()
+    keeper.release(1.0)
+    keeper.load(NEW, 2, 1.0)
+    keeper.resume(NEW, 2, 1.0)
+    assert server(bank, 1).told == ["pause", "release", "restore", "resume"]
+    keeper.load(NEW, 3, 1.0)
+    assert server(bank, 0).told[-1] == "update", "one that serves is updated in place"
+    assert keeper.news() == []
+
+
+def test_one_that_died_is_told_once_and_comes_back_with_the_weights_elsewhere() -> None:
+    keeper, bank = kept()
+    where = keeper.addresses()
+    server(bank, 1).lives = False
+    assert keeper.news() == [1]
+    assert keeper.news() == []
+    assert keeper.revive(NEW, 2) == [1]
+    assert server(bank, 1).weights == (NEW, 2)
+    assert server(bank, 0).weights is None, "the other one is left alone"
+    assert keeper.addresses()["1"] != where["1"]
+    assert keeper.addresses()["0"] == where["0"]
+    server(bank, 1).lives = False
+    with pytest.raises(Resumable, match=r"engine 1 of cell 3 died, after 1 restarts"):
+        keeper.revive(NEW, 2)
+
+
+@pytest.mark.parametrize("fails", ["pause", "release", "restore", "resume"])
+def test_one_that_fails_anywhere_on_its_way_is_replaced_before_it_serves(fails: str) -> None:
+    keeper, bank = kept()
+    first = server(bank, 0)
+    first.fails = fails
+    keeper.release(1.0)
+    assert first.lives is (fails not in ("pause", "release")), "what failed is ended: its memory is free"
+    keeper.load(NEW, 2, 1.0)
+    keeper.resume(NEW, 2, 1.0)
+    assert not first.lives
+    assert server(bank, 0) is not first
+    assert server(bank, 0).weights == (NEW, 2)
+    assert keeper.news() == [], "it is back already"
+
+
+def test_at_a_publication_one_that_can_not_load_is_replaced() -> None:
+    keeper, bank = kept(engines=1)
+    first = server(bank, 0)
+    first.fails = "update"
+    keeper.load(NEW, 5, 1.0)
+    assert not first.lives
+    assert server(bank, 0).weights == (NEW, 5)
