@@ -19,6 +19,7 @@ from cells.events import Mode, Schedule
 from gyre_hpc.config import Config, load
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import read_events
+from gyre_hpc.layout import cell_capacities
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report.summary import Summary, summarise
 from gyre_hpc.simulation.scenario import Costs
@@ -37,6 +38,9 @@ class Ran:
     began: float
     """Clock at the start of the first execution."""
     seconds: float
+    standalone_nodes: int = 0
+    at_once: int | None = None
+    """Executions that its supervisors run at once."""
     train_groups: tuple[float, ...] = ()
     """Node-seconds of training of each group, in the order of the workload's groups."""
 
@@ -115,7 +119,7 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         "groups_per_step": config.schedule.groups_per_step,
         "group_size": config.schedule.group_size,
         "steps": config.run.steps,
-        "slots_per_node": config.rollout.capacity / nodes,
+        "slots_per_node": _held(config, events)[0][0] / nodes,
         "smallest_cell": nodes,
     }
     told = _told(config, summary)
@@ -169,24 +173,43 @@ def _ran(config: Config, summary: Summary, events: Sequence[Mapping[str, Any]], 
     began = min(float(event["t"]) - float(event["seconds"]) for event in ended)
     mean = fmean(told.values()) if told else 0.0
     return Ran(
-        schedule=_schedule(config, len(summary.steps)),
+        schedule=_schedule(config, events, len(summary.steps)),
         nodes_per_cell=config.cells.nodes_per_cell,
         began=began,
         seconds=float(summary.steps[-1]["t"]) - began,
+        standalone_nodes=config.cells.standalone,
+        at_once=config.harness.slots_per_node * _nodes(events),
         train_groups=tuple(told.get(group, mean) for group in sorted({int(event["group"]) for event in ended})) if told else (),
     )
 
 
-def _schedule(config: Config, steps: int) -> Schedule:
+def _nodes(events: Sequence[Mapping[str, Any]]) -> int:
+    """Of the allocation; each has a supervisor."""
+    nodes = next((event["nodes"] for event in events if event["kind"] == "run.start" and "nodes" in event), ())
+    return max(1, len(nodes))
+
+
+def _held(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], int]:
+    """Executions that each cell holds, and the standalone pool: as the engines told at the start, else by the configuration."""
+    told = next((event for event in events if event["kind"] == "engines"), None)
+    if told is not None:
+        return tuple(map(int, told["capacity"])), sum(map(int, told["standalone"]))
+    held, count = cell_capacities(config), config.cells.count
+    return tuple(held[:count]), sum(held[count:])
+
+
+def _schedule(config: Config, events: Sequence[Mapping[str, Any]], steps: int) -> Schedule:
     """The rules of the run's own policy, up to the step that it has reached."""
     s = config.schedule
+    capacity, standalone = _held(config, events)
     return Schedule(
-        (config.rollout.capacity,) * config.cells.count,
+        capacity,
         s.groups_per_step,
         s.group_size,
         s.phi,
         s.mu,
         steps,
+        standalone_capacity=standalone,
         staleness_bound=s.staleness_bound,
         mode=Mode(s.mode),
         streaming=s.streaming,

@@ -3,9 +3,10 @@
 An engine with n of its s slots in use gives each execution the speed 1 / (1 + beta n / s). It keeps a virtual clock that runs at that
 speed: an execution ends when the clock shows what it showed at the start plus the work, so a change of speed touches nobody.
 
-Invariants: an execution is in one engine or in the queue; an engine never holds more than its slots; the queue is served in order of
-dispatch. Placement is the gateway's: a new execution goes to the emptiest engine relative to its slots, one that was moved to the last open
-engine with room (the standalone pool is the last of all).
+Invariants: an execution is in one engine or in the queue; an engine never holds more than its room (its slots; or, where supervisors run
+more executions at once than all engines hold, as many as they run); the queue is served in order of dispatch. Placement is the gateway's:
+a new execution goes to the emptiest engine relative to its slots, one that was moved to the last open engine with room (the standalone pool
+is the last of all).
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class Execution:
 class Engine:
     """One cell's engine, or the standalone pool's."""
 
-    __slots__ = ("changes", "clock", "index", "open", "order", "running", "share", "since", "slots", "speed")
+    __slots__ = ("changes", "clock", "index", "open", "order", "room", "running", "share", "since", "slots", "speed")
 
-    def __init__(self, index: int, slots: int, nodes: float) -> None:
+    def __init__(self, index: int, slots: int, nodes: float, room: int) -> None:
         self.index = index
         self.slots = slots
+        self.room = room
         self.share = nodes / slots if slots else 0.0
         """Nodes of one slot."""
         self.open = slots > 0
@@ -54,9 +56,15 @@ class Engine:
 class Fleet:
     """All engines. `dirty` are those whose next end may have changed; the caller asks `next_end` of them and clears it."""
 
-    def __init__(self, slots: Sequence[int], beta: float, nodes: Sequence[float] = ()) -> None:
+    def __init__(
+        self, slots: Sequence[int], beta: float, nodes: Sequence[float] = (), at_once: int | None = None, shared: bool = False
+    ) -> None:
+        """`at_once`: executions that supervisors run at all (Scenario.at_once); `shared`: an engine takes them beyond its slots."""
         self.beta = beta
-        self.engines = [Engine(index, n, nodes[index] if nodes else 1.0) for index, n in enumerate(slots)]
+        self.at_once = sum(slots) if at_once is None else at_once
+        self.engines = [
+            Engine(index, n, nodes[index] if nodes else 1.0, max(n, self.at_once) if shared and n else n) for index, n in enumerate(slots)
+        ]
         self.queue: deque[Execution] = deque()
         self.dirty: set[int] = set()
         self.live = 0
@@ -75,7 +83,7 @@ class Fleet:
 
     def add(self, execution: Execution, now: float) -> bool:
         """Start it, or queue it; whether it started."""
-        engine = self._choose()
+        engine = self._choose() if self.live < self.at_once else None
         if engine is None:
             self.queue.append(execution)
             return False
@@ -120,7 +128,7 @@ class Fleet:
         engine = self.engines[index]
         engine.open = True
         started = []
-        while self.queue and len(engine.running) < engine.slots:
+        while self.queue and len(engine.running) < engine.room and self.live < self.at_once:
             execution = self.queue.popleft()
             self._start(engine, execution, now)
             started.append(execution)
@@ -182,7 +190,8 @@ class Fleet:
         engine.running[execution.number] = execution
         heapq.heappush(engine.order, (execution.ends, execution.number))
         self.live += 1
-        self.busy += engine.share
+        if len(engine.running) <= engine.slots:
+            self.busy += engine.share
         self._changed(engine)
         self._offer(engine)
 
@@ -192,12 +201,13 @@ class Fleet:
         execution.left = max(0.0, execution.ends - engine.clock)
         execution.engine = -1
         self.live -= 1
-        self.busy = max(0.0, self.busy - engine.share)
+        if len(engine.running) < engine.slots:
+            self.busy = max(0.0, self.busy - engine.share)
         self._changed(engine)
 
     def _offer(self, engine: Engine) -> None:
         """Remember that it has room."""
-        if engine.open and len(engine.running) < engine.slots:
+        if engine.open and len(engine.running) < engine.room:
             heapq.heappush(self._emptiest, (len(engine.running) / engine.slots, -engine.index))
             heapq.heappush(self._roomy, -engine.index)
 
@@ -205,7 +215,7 @@ class Fleet:
         while self._emptiest:
             load, index = self._emptiest[0]
             engine = self.engines[-index]
-            if engine.open and len(engine.running) < engine.slots and len(engine.running) / engine.slots == load:
+            if engine.open and len(engine.running) < engine.room and len(engine.running) / engine.slots == load:
                 return engine
             heapq.heappop(self._emptiest)
         return None
@@ -213,7 +223,7 @@ class Fleet:
     def _last_with_room(self) -> Engine | None:
         while self._roomy:
             engine = self.engines[-self._roomy[0]]
-            if engine.open and len(engine.running) < engine.slots:
+            if engine.open and len(engine.running) < engine.room:
                 return engine
             heapq.heappop(self._roomy)
         return None

@@ -30,6 +30,7 @@ from cells.events import (
     GroupComplete,
     GroupDispatched,
     GroupFrontier,
+    Mode,
     Publish,
     Published,
     Role,
@@ -78,7 +79,10 @@ class Simulation:
         schedule = scenario.schedule
         self.policy: Policy = make_policy(schedule)
         nodes = (*scenario.nodes, scenario.standalone_nodes)
-        self.fleet = Fleet((*schedule.capacity, schedule.standalone_capacity), scenario.beta, nodes)
+        serving = schedule.capacity_from[schedule.training_cells if schedule.mode is Mode.ASYNC else 0]
+        shared = scenario.at_once is not None and scenario.at_once > serving
+        slots = (*schedule.capacity, schedule.standalone_capacity)
+        self.fleet = Fleet(slots, scenario.beta, nodes, scenario.at_once, shared)
         self.trainer = Trainer()
         self.recorder = Recorder(scenario, record)
         self.now = 0.0

@@ -20,8 +20,10 @@ def replay(facts: Facts, record: bool = False) -> Outcome | None:
         (ran.nodes_per_cell,) * len(ran.schedule.capacity),
         facts.train_group,
         replace(facts.workload, replay=True),
+        standalone_nodes=ran.standalone_nodes,
         beta=facts.beta,
         costs=facts.costs,
+        at_once=ran.at_once,
         train_groups=ran.train_groups,
     )
     return simulate(scenario, record=record)

@@ -61,6 +61,9 @@ class Scenario:
     """Look at the run until its step `window` is published, as if at a longer one: without it (the whole run) the end counts, where the
     last burst's slowest executions are waited for. It must be the end of a burst, and `schedule.steps` so far beyond it (`beyond`) that
     the policy dispatches as ever."""
+    at_once: int | None = None
+    """Executions that the supervisors run at once (`harness.slots_per_node` of all nodes); None: as many as the engines hold. Where
+    more run than engines hold, their calls share the engines: what an execution waits in its calls is part of its recorded duration."""
     train_groups: tuple[float, ...] = ()
     """What each group costs, in order of dispatch, where that is known (a run that is simulated again); later ones `train_group`."""
 

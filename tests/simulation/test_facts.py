@@ -21,12 +21,13 @@ def run(tmp_path: Path) -> Path:
         "cells": {"count": 2, "nodes_per_cell": 2},
         "rollout": {"capacity": 12},
         "schedule": {"groups_per_step": 2, "group_size": 2},
+        "harness": {"slots_per_node": 5},
     }
     dump(check(config, "test"), paths.config)
     ended = {"t": 10.0, "kind": "execution.end", "reason": "finished", "score": 1.0}
     ends: list[dict[str, object]] = [{**ended, "group": g, "index": i, "seconds": 8.0 + g} for g in (0, 1) for i in (0, 1)]
     events: list[dict[str, object]] = [
-        {"t": 0.0, "kind": "run.start", "attempt": 1, "cells": [["a", "b"], ["c", "d"]]},
+        {"t": 0.0, "kind": "run.start", "attempt": 1, "nodes": ["a", "b", "c", "d"], "cells": [["a", "b"], ["c", "d"]]},
         *ends,
         {"t": 12.0, "kind": "transfer", "cell": 0, "from": "rollout", "to": "training", "seconds": 2.0},
         {"t": 20.0, "kind": "step.end", "step": 1, "groups": [0, 1]},
@@ -48,6 +49,7 @@ def test_a_run_tells_everything(run: Path) -> None:
     assert facts.train_group == pytest.approx(8 + 0.25 * 5)
     assert facts.ran is not None
     assert (facts.ran.schedule.capacity, facts.ran.nodes_per_cell, facts.ran.began, facts.ran.seconds) == ((12, 12), 2, 1.0, 43.0)
+    assert facts.ran.at_once == 4 * 5
 
 
 def test_training_seconds_and_closing_are_taken_when_a_run_tells_them(run: Path) -> None:
@@ -94,3 +96,13 @@ def test_what_a_file_of_durations_does_not_tell_is_asked_for(tmp_path: Path) -> 
     assert gather(file, Given(groups_per_step=2, slots_per_node=1.0, train_node_hours=0.5)).ran is None
     with pytest.raises(ConfigError, match=r"without config\.yaml"):
         gather(tmp_path, Given())
+
+
+def test_what_the_engines_said_that_they_hold_is_taken_before_the_configuration(run: Path) -> None:
+    paths = RunPaths(run)
+    told = {"seq": 99, "t": 0.5, "kind": "engines", "capacity": [8, 10], "standalone": [3, 4]}
+    paths.events.write_text(paths.events.read_text() + json.dumps(told) + "\n")
+    facts = gather(run, Given())
+    assert facts.slots_per_node == 4.0
+    assert facts.ran is not None
+    assert (facts.ran.schedule.capacity, facts.ran.schedule.standalone_capacity) == ((8, 10), 7)

@@ -88,3 +88,24 @@ def test_in_any_order_nobody_is_lost_and_no_engine_is_overfull(seed: int) -> Non
         assert fleet.live == sum(len(engine.running) for engine in fleet.engines)
         room = any(engine.open and len(engine.running) < engine.slots for engine in fleet.engines)
         assert not (room and fleet.queue and fleet._choose() is None)
+
+
+def test_supervisors_that_run_fewer_than_engines_hold_make_the_rest_wait() -> None:
+    fleet = Fleet([2, 2], beta=0.0, at_once=3)
+    executions = [Execution(n, 0, 10.0) for n in range(5)]
+    assert [fleet.add(execution, 0.0) for execution in executions] == [True, True, True, False, False]
+    assert fleet.remove(executions[1], 4.0) is executions[3]
+    fleet.close(0, 5.0, cost=0.0)
+    fleet.open(0, 6.0)
+    assert (fleet.live, len(fleet.queue)) == (3, 1)
+
+
+def test_supervisors_that_run_more_than_engines_hold_let_them_share() -> None:
+    fleet = Fleet([2, 0], beta=0.0, nodes=(1.0, 0.0), at_once=5, shared=True)
+    executions = [Execution(n, 0, 10.0 + n) for n in range(6)]
+    assert [fleet.add(execution, 0.0) for execution in executions] == [True] * 5 + [False]
+    assert fleet.busy == 1.0  # of one node, however many share it
+    assert fleet.remove(executions[0], 10.0) is executions[5]
+    for execution in executions[1:5]:
+        fleet.remove(execution, 15.0)
+    assert fleet.busy == 0.5
