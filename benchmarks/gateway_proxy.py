@@ -50,6 +50,8 @@ REPLY = 24_000
 SYSTEM = "You are an agent that works on software. " * 20
 WINDOW = 32_768
 EXECUTIONS = 64
+START = 180.0
+"""Seconds in which a process must listen: it reads a vocabulary."""
 CORES = sorted(os.sched_getaffinity(0))
 MIDDLE, EDGES = 0, -1
 Bodies = Iterator[bytes]
@@ -197,11 +199,12 @@ def process(role: str, port: int, *more: str) -> Iterator[str]:
     child = subprocess.Popen([sys.executable, "-m", "benchmarks.gateway_proxy", "--role", role, "--port", str(port), *more])
     pin(EDGES)
     try:
-        for _ in range(600):
+        until = time.monotonic() + START
+        while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
-            if child.poll() is not None:
-                raise SystemExit(f"{role} ended")
+            if child.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"{role} ended, or did not listen within {START:.0f} s")
             time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
     finally:
