@@ -2,7 +2,8 @@
 
 Invariants:
 - one driver per run directory (runlock); every attempt has its own number, logs and runtime folder;
-- any child that ends unasked ends the attempt: all others are stopped within `deadlines.stop` plus a few seconds, one line says why, and
+- a supervisor that is killed is started again, a few times; its node's executions are lost at once, and tried again. Any other child that
+  ends unasked ends the attempt: all others are stopped within `deadlines.stop` plus a few seconds, one line says why, and
   the exit code is 75, because everything a process acknowledged is durable and the same command continues;
 - the end of the MPI step with status 0 is the end of the run;
 - a stop that was asked for (signal, time limit, disk) first lets the controller end the step in hand; see ending.py.
@@ -22,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ from gyre_hpc import layout
 from gyre_hpc.config import BUILTIN_MODEL, Config
 from gyre_hpc.driver import disk, requeue, rundir
 from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, place
-from gyre_hpc.driver.ending import end_one, stop_all, verdict
+from gyre_hpc.driver.ending import end_one, signal_of, stop_all, verdict
 from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, Surroundings, make_launcher, started
 from gyre_hpc.driver.lines import printer
 from gyre_hpc.driver.programs import Programs
@@ -43,6 +45,7 @@ from gyre_hpc.driver.world import TRIES, WorldWatch
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.events import EventLog, EventTail, read_events
 from gyre_hpc.failure import first_failure
+from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, VARIABLE, Runtime, read_address
 
@@ -58,6 +61,11 @@ SAID = 5.0
 """Seconds after which a failure that a process wrote down ends the attempt though no child has died: mpiexec does not notice a rank that
 ends before MPI_Init, where the others then wait for it for ever."""
 MODEL_DEADLINE = 1800.0
+SUPERVISOR = "supervisor-"
+GONE_DEADLINE = 3.0
+"""Seconds for the gateway to hear of it."""
+SUPERVISOR_TRIES = 3
+"""Times that one node's supervisor is started again in an attempt: a node that is broken kills it again and again."""
 
 log = logging.getLogger("gyre.driver")
 T = TypeVar("T")
@@ -135,6 +143,10 @@ class Attempt:
         self.children: list[Child] = []
         self._ranks = WorldWatch(self.folder, len(world.placement.ranks), config.deadlines.start)
         self._start_ranks: Callable[[], Child] | None = None
+        self._start_supervisor: Callable[[str], Child] | None = None
+        self._control: ControlClient | None = None
+        self._lives: Counter[str] = Counter()
+        """Times that each supervisor was started again."""
         self._tail = EventTail(paths.events)
         self._tail.read()
         self._show = printer(say) if watcher is None else None
@@ -191,11 +203,13 @@ class Attempt:
         runtime = Runtime(self.paths.root, self.number, secret, address.url, address.socket, pool).write(self.folder)
         extra = {MARK: str(self.folder), VARIABLE: str(runtime), WORLD_SIZE: str(len(world.placement.ranks))}
         where = Surroundings(self.folder, self.logs, extra)
+        self._control = ControlClient(address.url, secret, GONE_DEADLINE)
+        self._start_supervisor = lambda node: world.launcher.on_node(SUPERVISOR + node, node, world.programs.supervisor(node), where)
         for node in world.allocation.nodes:
-            self._add(world.launcher.on_node(f"supervisor-{node}", node, world.programs.supervisor(node), where))
+            self._add(self._start_supervisor(node))
         self._start_ranks = lambda: world.launcher.mpi(world.programs.mpi(), world.placement, where)
         self._add(self._start_ranks())
-        for child in self.children:
+        for child in list(self.children):
             self._await_marks(child, limit)
         log.info("all %d processes started", sum(child.marks for child in self.children))
 
@@ -267,7 +281,30 @@ class Attempt:
             time.sleep(POLL)
         if dead.name == MPI_STEP and self._ranks.starting() and first_failure(self.folder) is None:
             return self._again(dead, f"MPI did not start: the step ended with status {dead.process.returncode}")
+        if self._supervise_again(dead):
+            return False
         raise verdict(dead, self.folder)
+
+    def _supervise_again(self, dead: Child) -> bool:
+        """Start a supervisor that was killed again; False: this is another child, or it said why it ends, or it dies too often."""
+        killed = signal_of(dead) is not None and first_failure(self.folder) is None
+        if not dead.name.startswith(SUPERVISOR) or not killed or self._lives[dead.name] >= SUPERVISOR_TRIES:
+            return False
+        if self._control is None or self._start_supervisor is None:
+            return False
+        node = dead.name.removeprefix(SUPERVISOR)
+        self._lives[dead.name] += 1
+        end_one(dead, self.world.launcher, self.folder, MARK)
+        try:
+            lost = self._control.node_gone(node)
+        except GyreError as error:  # the gateway is gone as well: that ends the attempt in any case
+            log.warning("%s", error.line)
+            return False
+        log.warning("%s was killed, %d executions are lost and tried again; starting it again", dead.name, len(lost))
+        self.children.remove(dead)
+        self.events.emit("supervisor.again", node=node, lost=len(lost), tries=self._lives[dead.name], attempt=self.number)
+        self._add(self._start_supervisor(node))
+        return True
 
     def _check_world(self) -> None:
         """Ranks that hang in MPI_Init are started again."""

@@ -108,7 +108,7 @@ def victims(paths: RunPaths) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("victim", ["gateway", "supervisor", "mpi.0", "mpi.2"])
+@pytest.mark.parametrize("victim", ["gateway", "mpi.0", "mpi.2"])
 def test_kill_9_of_a_process_stops_the_run_resumable_with_one_line(run: RunPaths, victim: str) -> None:
     background = Background(run)
     background.until(lambda: background.steps() >= 1)
@@ -125,6 +125,33 @@ def test_kill_9_of_a_process_stops_the_run_resumable_with_one_line(run: RunPaths
     assert left_behind(run) == []
     failures = [event for event in read_events(run.events) if event["kind"] == "failure"]
     assert [f["remedy"] for f in failures] == ["the same command resumes"]
+
+
+def test_a_supervisor_that_is_killed_is_started_again_a_few_times(run: RunPaths) -> None:
+    background = Background(run)
+
+    def supervisors() -> list[int]:
+        return [pid for name, pid in victims(run).items() if name.startswith("supervisor") and psutil.pid_exists(pid)]
+
+    for tries in range(1, module.SUPERVISOR_TRIES + 2):
+        background.until(lambda: background.steps() >= 1 and len(supervisors()) == 1)
+        steps = background.steps()
+        os.kill(supervisors()[0], signal.SIGKILL)
+        if tries > module.SUPERVISOR_TRIES:
+            break
+        background.until(lambda n=tries: kinds(run).count("supervisor.again") == n)
+        background.until(lambda s=steps: background.steps() > s)
+    code, out = background.end(30)
+    assert code == 75
+    assert "supervisor" in out.splitlines()[-1]
+    assert "was killed by SIGKILL" in out.splitlines()[-1]
+    node = module.find_allocation().nodes[0]
+    again = [event for event in read_events(run.events) if event["kind"] == "supervisor.again"]
+    assert [(event["node"], event["lost"], event["tries"]) for event in again] == [
+        (node, 2, n) for n in range(1, module.SUPERVISOR_TRIES + 1)
+    ]
+    assert (run.attempt_logs(1) / "gateway.log").read_text().count(f"asked: /control/nodes/{node}/gone") == module.SUPERVISOR_TRIES
+    assert left_behind(run) == []
 
 
 def test_kill_9_of_the_driver_leaves_nothing_and_its_lock_is_taken_over(run: RunPaths) -> None:
