@@ -1,4 +1,7 @@
-"""kill -9 of each process of a run, one after another: it goes on, or stops in 30 s with 75 and one line, leaves nothing, and resumes."""
+"""kill -9 of each process of a run, one after another: it goes on, or stops in 30 s with 75 and one line, leaves nothing, and resumes.
+
+The same at each phase of a transfer: test_transfer_kills.py.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ VICTIMS = {
     "core": lambda p: _module(p, "gyre_hpc.controller.main") and p.environ().get("PMI_RANK") == "1",
     "satellite": lambda p: _module(p, "gyre_hpc.controller.main") and p.environ().get("PMI_RANK") == "2",
     "gateway": lambda p: _module(p, "gyre_hpc.gateway.main"),
+}
+REPLACED = {
     "engine": lambda p: _module(p, "gyre_hpc.engines.torch_server"),
     "supervisor": lambda p: _module(p, "gyre_hpc.executions.supervisor"),
 }
@@ -45,7 +50,7 @@ def _harnesses(job: Job) -> Iterator[psutil.Process]:
 def victim(job: Job, name: str) -> psutil.Process:
     for process in job.processes():
         try:
-            if VICTIMS[name](process):
+            if {**VICTIMS, **REPLACED}[name](process):
                 return process
         except psutil.Error:
             continue
@@ -71,6 +76,11 @@ def test_every_process_may_be_killed(tmp_path: Path) -> None:
     driver.wait()
     until("end of all that the driver had started", lambda: not job.processes(), 30)
     last = job.start(tmp_path / "last.log")
+    job.wait_for_steps(last, len(job.steps()) + 1, tmp_path / "last.log")
+    for name, told in (("engine", "engine.died"), ("supervisor", "supervisor.again")):
+        victim(job, name).send_signal(signal.SIGKILL)
+        until(told, lambda kind=told: job.events(kind), 60)
+        assert last.poll() is None, "it is replaced, and the run goes on"
     assert last.wait(400) == 0, (tmp_path / "last.log").read_text()
     assert job.steps() == list(range(1, STEPS + 1)), "no step skipped, none repeated"
     trained = [group for event in job.events("step.end") for group in event["groups"]]
