@@ -1,7 +1,9 @@
 """Elastic against its baselines, on this machine: wall time of real runs on a virtual Slurm cluster, and what the simulator says of each.
 
     python -m benchmarks.policies [--seeds 3] [--steps 12] [--beside 2] [--only elastic,colocate] [--pictures DIR] [--json FILE]
-    python -m benchmarks.policies --again DIR          (no run: what an earlier one left in DIR)
+    python -m benchmarks.policies --again DIR          (no run: what an earlier call left in DIR)
+
+Runs that are done are not made again: the same command goes on where one was stopped.
 
 One run after the other, `--beside` at a time, each an sbatch job of its own: driver, gateway, a supervisor a node, MPI ranks by
 srun, an engine a cell, the built-in model. The job is benchmarks/policies.yaml; the runs of a seed differ in `schedule.*` and in what
@@ -21,18 +23,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import psutil
 import yaml
 
+from benchmarks.policies_cores import Cores
 from benchmarks.policies_job import MODULE
 from benchmarks.policies_measure import measure
 from benchmarks.policies_table import as_dict, draw_pictures, render
@@ -41,7 +41,7 @@ from tests.slurm.cluster import Cluster, Spec, cluster
 
 ROOT = Path(__file__).parents[1]
 JOB = Path(__file__).with_suffix(".yaml")
-ROW_SECONDS = 0.5
+ROW_SECONDS = 0.35
 """Emulated device time of a trained row: training is then to rollout about what it is in the paper's 122B case."""
 LONGEST = 900.0
 
@@ -66,37 +66,12 @@ SCHEDULES: Mapping[str, Schedule] = {
     "async+streaming 3": Schedule("async", True, 1.5, 1, 3),
     "colocate": Schedule("colocate", False, 0.0, 4),
     "async 3": Schedule("async", False, 1.5, 1, 3),
-    "async+streaming 2": Schedule("async", True, 1.5, 1, 2),
     "async+streaming 4": Schedule("async", True, 1.5, 1, 4),
+    "async+streaming 2": Schedule("async", True, 1.5, 1, 2),
 }
 """In the order in which they run: neighbours take about as long. Async with its number of trainers, of six cells (1 and 5 take twice the
-time)."""
-
-
-class Cores:
-    """Samples how idle the machine's cores are, to be asked for the share of any window of time."""
-
-    def __init__(self, period: float = 1.0) -> None:
-        self._samples: list[tuple[float, float, float]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, args=(period,), daemon=True)
-        self._thread.start()
-
-    def _sample(self, period: float) -> None:
-        while not self._over.wait(period):
-            now = psutil.cpu_times()
-            self._samples.append((time.time(), now.idle + now.iowait, sum(now[:8])))
-
-    def idle(self, start: float, end: float) -> float:
-        """Share of the cores' time between two clocks that nobody used."""
-        inside = [s for s in self._samples if start <= s[0] <= end]
-        if len(inside) < 2:
-            return float("nan")
-        return (inside[-1][1] - inside[0][1]) / (inside[-1][2] - inside[0][2])
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join()
+time, says the simulator)."""
+ONCE = ("async+streaming 4",)
 
 
 @dataclass(frozen=True)
@@ -110,6 +85,11 @@ class Task:
     @property
     def run(self) -> Path:
         return self.folder / f"{self.name.replace(' ', '-')}-seed{self.seed}"
+
+    @property
+    def cores(self) -> Path:
+        """There when the run is done: the cores' idle share while it went on."""
+        return self.folder / f"{self.run.name}.cores.json"
 
 
 def write_config(task: Task, steps: int) -> Path:
@@ -136,6 +116,7 @@ def write_config(task: Task, steps: int) -> Path:
 
 def submit(slurm: Cluster, task: Task, steps: int, nodes: int) -> None:
     """One job, to its end. Raises GyreError with the log to read."""
+    shutil.rmtree(task.run, ignore_errors=True)
     config = write_config(task, steps)
     log = task.folder / f"{task.run.name}.log"
     command = f"exec {sys.executable} -u -m {MODULE} run {config} {ROW_SECONDS}"
@@ -152,16 +133,35 @@ def submit(slurm: Cluster, task: Task, steps: int, nodes: int) -> None:
 
 
 def run_all(tasks: Sequence[Task], steps: int, beside: int, cells: int) -> None:
-    """Every task, `beside` at a time: the next ones start when all of these are over, for a start takes all cores."""
+    """Every task, `beside` at a time: the next ones start when all of these are over, for a start takes all cores. One that fails is tried
+    once more, at the end; what cores idled while a run went on is written beside it."""
     folder = Path(tempfile.mkdtemp(prefix="gyre-policies-"))
+    cores = Cores()
+    failed: list[Task] = []
     try:
         with cluster(folder, Spec(nodes=cells * beside)) as slurm, ThreadPoolExecutor(beside) as pool:
-            for first in range(0, len(tasks), beside):
-                together = [pool.submit(submit, slurm, task, steps, cells) for task in tasks[first : first + beside]]
-                for future in together:
-                    future.result()
+            for some, last in ((tasks, False), (failed, True)):
+                for first in range(0, len(some), beside):
+                    together = some[first : first + beside]
+                    futures = [pool.submit(submit, slurm, task, steps, cells) for task in together]
+                    for task, future in zip(together, futures, strict=True):
+                        error = future.exception()
+                        if error is None:
+                            done = measure(task.run)
+                            task.cores.write_text(json.dumps(cores.idle(done.began, done.began + done.wall)))
+                        elif last:
+                            raise error
+                        else:
+                            print(f"  again later: {error}", file=sys.stderr, flush=True)
+                            failed.append(task)
     finally:
+        cores.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def plan(names: Sequence[str], seeds: int, folder: Path) -> list[Task]:
+    """The runs, neighbours of about one length; a split that is far from the best is run with the first seed only."""
+    return [Task(name, seed, folder) for seed in range(seeds) for name in names if seed == 0 or name not in ONCE]
 
 
 def main() -> int:
@@ -172,7 +172,7 @@ def main() -> int:
     parser.add_argument("--beside", type=int, default=2, help="runs at the same time")
     parser.add_argument("--only", default=",".join(SCHEDULES), help="names of policies, by commas")
     parser.add_argument("--folder", type=Path, default=Path("runs/policies"), help="where the run directories go")
-    parser.add_argument("--again", type=Path, help="only measure what an earlier call left in this folder")
+    parser.add_argument("--again", type=Path, help="make no run, only measure those in this folder")
     parser.add_argument("--pictures", type=Path, help="a folder for one chart a policy, real and simulated")
     parser.add_argument("--json", type=Path, help="a file for all figures")
     options = parser.parse_args()
@@ -181,24 +181,17 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(SCHEDULES)}")
     folder = (options.again or options.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = [Task(name, seed, folder) for seed in range(options.seeds) for name in names]
-    idle_file = folder / "cores.json"
+    tasks = plan(names, options.seeds, folder)
     if options.again is None:
-        cores = Cores()
-        try:
-            run_all(tasks, options.steps, options.beside, int(yaml.safe_load(JOB.read_text())["cells"]["count"]))
-        finally:
-            cores.close()
-    found = {(task.name, task.seed): measure(task.run) for task in tasks}
-    if options.again is None:
-        idle = {f"{n} {s}": cores.idle(m.began, m.began + m.wall) for (n, s), m in found.items()}
-        idle_file.write_text(json.dumps(idle))
-    idle = json.loads(idle_file.read_text())
-    print(render(found, {name: fmean(idle[f"{name} {s}"] for s in range(options.seeds)) for name in names}, ROW_SECONDS))
+        cells = int(yaml.safe_load(JOB.read_text())["cells"]["count"])
+        run_all([task for task in tasks if not task.cores.exists()], options.steps, options.beside, cells)
+    found = {(task.name, task.seed): measure(task.run) for task in tasks if task.cores.exists()}
+    idle = {(task.name, task.seed): float(json.loads(task.cores.read_text())) for task in tasks if task.cores.exists()}
+    print(render(found, idle, ROW_SECONDS))
     if options.json is not None:
-        options.json.write_text(json.dumps([as_dict(n, s, m, idle[f"{n} {s}"]) for (n, s), m in found.items()], indent=1))
+        options.json.write_text(json.dumps([as_dict(*key, m, idle[key]) for key, m in found.items()], indent=1))
     if options.pictures is not None:
-        draw_pictures({name: found[name, 0] for name in names}, options.pictures)
+        draw_pictures({name: m for (name, seed), m in found.items() if seed == 0}, options.pictures)
     return 0
 
 

@@ -17,7 +17,7 @@ Found = Mapping[tuple[str, int], Measured]
 """By name of the policy and seed."""
 
 
-def render(found: Found, cores_idle: Mapping[str, float], row_seconds: float) -> str:
+def render(found: Found, cores_idle: Mapping[tuple[str, int], float], row_seconds: float) -> str:
     """All as text."""
     names = list(dict.fromkeys(name for name, _ in found))
     seeds = sorted({seed for _, seed in found})
@@ -29,7 +29,7 @@ def render(found: Found, cores_idle: Mapping[str, float], row_seconds: float) ->
         "wall time, seconds (simulated from the run's own durations, error)",
     ]
     for name in names:
-        runs = [found[name, seed] for seed in seeds]
+        runs = [found[name, seed] for seed in seeds if (name, seed) in found]
         each = "   ".join(f"{m.wall:6.1f} ({m.simulated:6.1f}, {m.error:+5.1%})" for m in runs)
         out.append(f"  {name:18} {each}   mean {fmean(m.wall for m in runs):6.1f}, error {fmean(m.error for m in runs):+5.1%}")
     out += ["", *ratios(found, names, seeds), ""]
@@ -37,12 +37,13 @@ def render(found: Found, cores_idle: Mapping[str, float], row_seconds: float) ->
         "policy             staleness  execution  slowest/mean  training/step  transfers  score  idle (simulated)  cores idle  idle by cell"
     )
     for name in names:
-        runs = [found[name, seed] for seed in seeds]
+        runs = [found[name, seed] for seed in seeds if (name, seed) in found]
+        cores = fmean(cores_idle[name, seed] for seed in seeds if (name, seed) in found)
         cells = " ".join(f"{fmean(values):4.0%}" for values in zip(*(m.idle_cells for m in runs), strict=True))
         out.append(
             f"{name:18} {_mean(runs, 'staleness'):9.2f}  {_mean(runs, 'execution_mean'):7.2f} s  {_mean(runs, 'slowest'):12.2f}"
             f"  {_mean(runs, 'train_step'):11.1f} s  {_mean(runs, 'transfers'):9.0f}  {_mean(runs, 'score'):5.2f}"
-            f"  {_mean(runs, 'idle'):5.0%} ({fmean(m.outcome.idle for m in runs):.0%})  {cores_idle[name]:15.0%}  {cells}"
+            f"  {_mean(runs, 'idle'):5.0%} ({fmean(m.outcome.idle for m in runs):.0%})  {cores:15.0%}  {cells}"
         )
     return "\n".join(out)
 
@@ -53,8 +54,11 @@ def ratios(found: Found, names: Sequence[str], seeds: Sequence[int]) -> list[str
         return []
     out = ["wall time relative to elastic, by seed: mean (lowest to highest); simulated"]
     for name in names:
-        real = [found[name, seed].wall / found["elastic", seed].wall for seed in seeds]
-        simulated = [found[name, seed].simulated / found["elastic", seed].simulated for seed in seeds]
+        both = [(found[name, seed], found["elastic", seed]) for seed in seeds if (name, seed) in found and ("elastic", seed) in found]
+        if not both:
+            continue
+        real = [other.wall / elastic.wall for other, elastic in both]
+        simulated = [other.simulated / elastic.simulated for other, elastic in both]
         out.append(f"  {name:18} {fmean(real):.2f} ({min(real):.2f} to {max(real):.2f}); {fmean(simulated):.2f}")
     return out
 

@@ -24,9 +24,9 @@ class Costs:
     """That an execution loses when it changes its engine."""
     close: float = 0.0
     """Of a step beside its gradients: sum over cells, optimizer, checkpoint."""
+    publish: float = 0.0
     grain: float = 0.0
     """For which one micro-step keeps its cell: the cells of a step end up to so much apart, and the last one counts."""
-    publish: float = 0.0
 
 
 @dataclass(frozen=True)
