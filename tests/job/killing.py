@@ -51,6 +51,13 @@ def kills_left(run: Path) -> list[Kill]:
     return found
 
 
+def _write(run: Path, kills: list[Kill]) -> None:
+    """Whole or not at all: others read it at any time."""
+    partial = plan_of(run).with_suffix(".partial")
+    partial.write_text(json.dumps(kills))
+    partial.replace(plan_of(run))
+
+
 # -- inside the run -------------------------------------------------------------------------------------------------------------
 def _processes(run: Path) -> Iterator[psutil.Process]:
     mark = f"GYRE_ATTEMPT={run}/"
@@ -90,7 +97,7 @@ def hook(run: Path) -> None:
             who = plan[0]["who"]
             victim = psutil.Process() if who == "controller" else _victim(run, who, order.cell)
             if victim is not None:
-                plan_of(run).write_text(json.dumps(plan[1:]))
+                _write(run, plan[1:])
                 with (run.parent / "killed.jsonl").open("a") as log:
                     log.write(json.dumps({**plan[0], "cell": order.cell, "pid": victim.pid, "t": time.time()}) + "\n")
                 victim.send_signal(signal.SIGKILL)
@@ -123,11 +130,9 @@ def start(job: Job, log: Path, steps: int) -> Any:
 # -- the tests' side ------------------------------------------------------------------------------------------------------------
 def go_through(folder: Path, kills: list[Kill], patience: float = 300.0) -> list[str]:
     """A run in which all of them happen, resumed as often as it takes, to its end. One line an attempt; asserts all that must hold."""
-    run_steps = {"steps": 500, "min_free_mb": 1}
-    job = make(
-        folder, run=run_steps, harness={"tool_delay": 0.4}, deadlines={"start": 240, "transfer": 20, "step": 60, "idle": 60, "stop": 5}
-    )
-    plan_of(job.paths.root).write_text(json.dumps(kills))
+    deadlines = {"start": 240, "transfer": 20, "step": 60, "idle": 60, "stop": 5}
+    job = make(folder, run={"steps": 500, "min_free_mb": 1}, cells={"count": 2}, harness={"tool_delay": 0.4}, deadlines=deadlines)
+    _write(job.paths.root, kills)
     lines, log = [], folder / "out.log"
     while True:
         before = len(kills_left(job.paths.root))
