@@ -213,7 +213,7 @@ class CellRank:
         began = time.monotonic()
         local = self.place.slot % self.config.cells.ranks_per_node
         if not self.place.trains:
-            self._actor = None
+            logger.info("cell %d only serves: it holds no model of its own", self.place.cell)
         elif self.place.is_core:
             master = self.ranks.cell.bcast(_free_address() if self.place.is_leader else None, root=0)
             core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master, local)

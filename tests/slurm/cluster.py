@@ -58,6 +58,7 @@ KillWait=5
 SwitchType=switch/none
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1,requeue_delay=1
 {gres_types}
+{topology}
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs={cpus} RealMemory={memory}{gres}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -75,6 +76,8 @@ class Spec:
     cpus: int = 8
     memory: int = 16000
     gpus: int = 0
+    topology: str = ""
+    """Lines of a topology.conf (plugin tree); empty: no topology."""
 
 
 def missing() -> list[str]:
@@ -171,11 +174,14 @@ class Cluster:
                 cpus=self.spec.cpus,
                 memory=self.spec.memory,
                 gres_types="GresTypes=gpu" if fake else "",
+                topology="TopologyPlugin=topology/tree" if self.spec.topology else "",
                 gres=f" Gres=gpu:{self.spec.gpus}" if fake else "",
             )
         )
         if fake:
             self._write_gres()
+        if self.spec.topology:
+            (self.dir / "topology.conf").write_text(self.spec.topology)
 
     def _write_gres(self) -> None:
         lines = []

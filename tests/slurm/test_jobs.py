@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,11 @@ from gyre_hpc.driver import sweep
 from gyre_hpc.driver.allocation import parse_job
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.driver.submit import submit_run
+from gyre_hpc.driver.topology import expand, parse_topology, topology_command
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
 from tests.driver.actors import programs
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, Spec, cluster
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parents[2]
@@ -96,6 +98,31 @@ def test_three_nodes_share_the_first_with_the_controller_and_two_are_refused(slu
     until("refusal", lambda: job(slurm, number)["JobState"] == "FAILED")
     assert job(slurm, number)["ExitCode"] == "2:0"
     assert "cells.count = 3 with cells.nodes_per_cell = 1 needs 3 nodes, the allocation has 2" in (tmp_path / "out.log").read_text()
+
+
+def test_cells_follow_the_switches_and_what_is_over_stands_alone(tmp_path: Path) -> None:
+    switches = "SwitchName=s0 Nodes=n[1,3]\nSwitchName=s1 Nodes=n[2,4-5]\nSwitchName=top Switches=s[0-1]\n"
+    with tempfile.TemporaryDirectory(prefix="gyre-topology-") as folder, cluster(Path(folder), Spec(nodes=5, topology=switches)) as slurm:
+        found = parse_topology(slurm.run(*topology_command()))
+        assert (found.kind, found.paths["n3"], found.paths["n5"]) == ("tree", ("top", "s0"), ("top", "s1"))
+        hosts = "n[08-11],rack[0-1]x[1-2,7],login"
+        assert expand(hosts) == slurm.run("scontrol", "show", "hostnames", hosts).split()
+        config = make_config(tmp_path, cells={"count": 2, "nodes_per_cell": 2})
+        paths = RunPaths(config.run_dir)
+        number = sbatch(slurm, tmp_path, config, 1, "--nodelist=n[1-4]", "--nodes=4")
+        until("the run to end", lambda: kinds(paths, "run.end"), 90)
+        assert job(slurm, number)["NodeList"] == "n[1-4]"
+        (start,) = kinds(paths, "run.start")
+        assert (start["cells"], start["switches"], start["topology"]) == ([["n1", "n3"], ["n2", "n4"]], [["s0"], ["s1"]], "tree")
+        assert (start["standalone"], start["idle"]) == ([], [])
+        assert (paths.root / "rank-2-1").read_text() == "n3", "rank 2 runs where the placement says"
+        (tmp_path / "other").mkdir()
+        other = make_config(tmp_path / "other", cells={"count": 1, "nodes_per_cell": 2})
+        sbatch(slurm, tmp_path / "other", other, 1, "--nodes=5")
+        until("the run to end", lambda: kinds(RunPaths(other.run_dir), "run.end"), 90)
+        (start,) = kinds(RunPaths(other.run_dir), "run.start")
+        assert (start["cells"], start["standalone"]) == ([["n2", "n4"]], ["n3", "n5"]), "the controller has n1 for itself"
+        assert (RunPaths(other.run_dir).root / "rank-4-1").read_text() == "n5", "standalone nodes have one rank each"
 
 
 def test_the_warning_before_the_time_limit_stops_requeues_and_resumes(slurm: Cluster, tmp_path: Path) -> None:
