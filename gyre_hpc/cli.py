@@ -214,7 +214,7 @@ def gateway(
 
 @app.command()
 def simulate(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="paper-122b or paper-2.4t.")],
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="paper-122b, paper-24-nodes or paper-2.4t.")],
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every row.")] = 20,
     picture: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a Gantt chart of every row there, as SVG.")] = None,
     node_mtbf: NodeMtbfOption = 0.0,

@@ -13,9 +13,10 @@ from gyre_hpc.simulation import plan as planning
 from gyre_hpc.simulation import tables
 from gyre_hpc.simulation.facts import Given, gather
 from gyre_hpc.simulation.kernel import simulate
-from gyre_hpc.simulation.paper import STUDIES, under
+from gyre_hpc.simulation.paper import STUDIES
 from gyre_hpc.simulation.picture import draw
 from gyre_hpc.simulation.scenario import Scenario
+from gyre_hpc.simulation.study import under
 from gyre_hpc.simulation.trouble import NO_TROUBLE, Trouble
 
 Tell = Callable[[str], None]

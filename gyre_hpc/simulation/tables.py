@@ -16,8 +16,8 @@ import numpy as np
 
 from gyre_hpc.simulation.kernel import simulate
 from gyre_hpc.simulation.outcome import Outcome
-from gyre_hpc.simulation.paper import Ratio, Row, Study
 from gyre_hpc.simulation.scenario import HOUR
+from gyre_hpc.simulation.study import Ratio, Row, Study
 
 Runner = Callable[[Row, int], Outcome]
 TUNING_SEEDS = 3
@@ -128,6 +128,7 @@ def _ratios(ratios: Sequence[Ratio], seeds: int) -> list[dict[str, Any]]:
         out.append(
             {
                 "id": ratio.id,
+                "how": ratio.how,
                 "reported_low": ratio.low,
                 "reported_high": ratio.high,
                 "simulated": round(value, 3),
@@ -194,6 +195,6 @@ def _line(row: dict[str, Any], how: str) -> str:
 def _ratio_line(ratio: dict[str, Any]) -> str:
     verdict = "inside" if ratio["inside"] else "OUTSIDE"
     return (
-        f"{ratio['id']} (predicted): {ratio['simulated']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}); "
+        f"{ratio['id']} ({ratio['how']}): {ratio['simulated']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}); "
         f"reported {ratio['reported_low']:.2f} to {ratio['reported_high']:.2f}: {verdict}"
     )

@@ -6,9 +6,10 @@ import pytest
 
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.simulation.kernel import simulate
-from gyre_hpc.simulation.paper import Study, paper_122b, under
+from gyre_hpc.simulation.paper import paper_122b
 from gyre_hpc.simulation.plan import plan, render
 from gyre_hpc.simulation.scenario import HOUR, Faults
+from gyre_hpc.simulation.study import Study, under
 from gyre_hpc.simulation.tables import measure, study
 from gyre_hpc.simulation.tables import render as table
 from gyre_hpc.simulation.trouble import NO_TROUBLE, Trouble, trouble
