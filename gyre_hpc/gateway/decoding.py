@@ -34,25 +34,17 @@ class Decoder(Protocol):
 
 
 class TokenBytes:
-    """The bytes of tokens, read as they are met; an unknown id has none."""
+    """The bytes of all tokens; an unknown id has none."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known = np.full(tokenizer.get_vocab_size() + 1, None, object)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self._known = np.full(max(vocabulary.values()) + 2, b"", object)
+        for token, index in vocabulary.items():
+            self._known[index] = spelled(token)
 
     def joined(self, tokens: Ids) -> bytes:
         """The bytes of these tokens, ids from 0 on, one after the other."""
-        found = self._known.take(tokens, mode="clip").tolist()
-        try:
-            return b"".join(found)
-        except TypeError:
-            self._learn(tokens)
-            return b"".join(self._known.take(tokens, mode="clip").tolist())
-
-    def _learn(self, tokens: Ids) -> None:
-        for token in {*np.minimum(tokens, len(self._known) - 1).tolist()}:
-            if self._known[token] is None:
-                self._known[token] = spelled(self._tokenizer.id_to_token(token))
+        return b"".join(self._known.take(tokens, mode="clip").tolist())
 
 
 class ByteDecoder:
