@@ -3,7 +3,7 @@
 Protocol (all below `/<secret>`): `POST /generate` {request_id, prompt, position, sampling} answers binary frames (frames.py) to who accepts
 them, and else, for people, NDJSON lines {t, l, v, f} (tokens, log-probs, [version, tokens] spans, finish), a blank line now and then while
 there is nothing to say, or {error}; closing the connection cancels.
-`POST /pause | /resume | /release`, `POST /update_weights | /restore` {model, version}, `GET /health`. 400: never possible; 503: not now.
+`POST /pause | /resume | /release`, `POST /update_weights | /restore` {model, version}, `GET /health | /digest`. 400: never; 503: not now.
 Invariants: the batch belongs to the model thread alone (commands run between steps); chunks reach the HTTP thread once per step, all
 together, since waking it per token costs more than a token; a failure in the model loop ends the process, loudly.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import hashlib
 import itertools
 import logging
 import os
@@ -122,7 +123,7 @@ class Server:
             "restore": self.update_weights,
         }
         app.add_routes([web.post(f"/{secret}/{name}", handler) for name, handler in routes.items()])
-        app.add_routes([web.get(f"/{secret}/health", self.health)])
+        app.add_routes([web.get(f"/{secret}/health", self.health), web.get(f"/{secret}/digest", self.digest)])
         app.on_cleanup.append(self._stop)
         return app
 
@@ -220,6 +221,18 @@ class Server:
         batch = self._model.batch
         state = {"version": batch.version, "paused": self._paused, "released": batch.model is None, "pid": os.getpid()}
         return web.json_response({**state, **batch.counts})
+
+    async def digest(self, http: web.Request) -> web.Response:
+        """{version, digest}: BLAKE2b-128 of all parameters as float32, in the model's order, to compare with a trainer's."""
+
+        def weigh() -> dict[str, object]:
+            model = self._model.batch.model
+            found = hashlib.blake2b(digest_size=16)
+            for parameter in model.model.parameters() if model is not None else ():
+                found.update(parameter.detach().float().cpu().contiguous().numpy().tobytes())
+            return {"version": self._model.batch.version, "digest": found.hexdigest()}
+
+        return web.json_response(await self._command(weigh))
 
 
 def _frame(item: TokenChunk | str | None) -> bytes:

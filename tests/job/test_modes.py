@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from tests.job.jobs import GYRE, ROOT, Job, make
 pytestmark = pytest.mark.job
 
 
-def run(job: Job) -> list[tuple[int, str]]:
-    """The whole job; its transfers in order, (cell, to)."""
-    done = subprocess.run([*GYRE, "run", str(job.config), "--plain"], capture_output=True, text=True, timeout=280, cwd=ROOT)
+def run(job: Job, *program: str) -> list[tuple[int, str]]:
+    """The whole job, or `program` with its configuration; its transfers in order, (cell, to)."""
+    argv = [*program, str(job.config)] if program else [*GYRE, "run", str(job.config), "--plain"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert job.steps() == [1, 2, 3]
     assert all(event["train_seconds"] > 0 for event in job.events("step.end") if event["rows"])
@@ -29,8 +32,16 @@ def settings(**schedule: Any) -> Mapping[str, Any]:
 
 def test_async_moves_its_pools_once_and_publishes_to_the_others(tmp_path: Path) -> None:
     job = make(tmp_path, schedule=dict(settings(mode="async", trainers=2, mu=2)))
-    assert run(job) == [(0, "training"), (1, "training")]
-    assert [event["version"] for event in job.events("publish")] == [2, 3]
+    assert run(job, sys.executable, "-m", "tests.job.weighing", "drive") == [(0, "training"), (1, "training")]
+    published = job.events("publish")
+    assert [event["version"] for event in published] == [2, 3]
+    assert all(set(event["phases"]) == {"write", "close", "load", "reopen"} for event in published)
+    seen = [json.loads(line) for line in (tmp_path / "weights.jsonl").read_text().splitlines()]
+    core = {entry["version"]: entry["digest"] for entry in seen if entry["cell"] == 0}
+    assert len(set(core.values())) == 3, "each step changed them"
+    for cell, what, versions in ((1, "trainer", [1, 2, 3]), (2, "engine", [2, 3])):
+        theirs = {entry["version"]: entry["digest"] for entry in seen if (entry["cell"], entry["what"]) == (cell, what)}
+        assert theirs == {version: core[version] for version in versions}, "bit for bit the core's"
     assert all(event["cells"] == 2 for event in job.events("step.end"))
 
 
