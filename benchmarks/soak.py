@@ -1,6 +1,6 @@
 """A soak: cells change their roles hundreds of times under live agents, and nothing may fail, leak or be lost.
 
-    python -m benchmarks.soak [--transfers 500] [--folder DIR]
+    python -m benchmarks.soak [--transfers 500] [--folder DIR]        (SIGTERM: stop now, judge what there is)
 
 The whole system runs (`gyre run`: driver, gateway, supervisor, MPI ranks, torch engines) with a policy of written-down weights
 (tests/markov.py) whose window holds real clients. The bundled harness and, from a second supervisor on the same gateway, Claude Code in
@@ -45,8 +45,6 @@ LIVE = 32
 """Executions that are live at every transfer."""
 GROUPS = 34
 """Outstanding groups of two: more than LIVE executions of them are unfinished."""
-LONG_PROMPT = 2000
-"""Tokens of a first prompt from which on it is a real client's."""
 TOOLS = "Bash,Read,Write"
 """Of the real client: with all that it has its prompt is 27,000 tokens long, half a minute of work for an engine on a busy core."""
 EXPLAINED = {"clean", "retry", "compaction", "sub-agent", "edit", "side-query"}
@@ -89,7 +87,7 @@ class Found:
 def job_in(folder: Path, transfers: int) -> Job:
     """The configuration of the run."""
     counting_task(folder / "tasks" / "count")
-    model = markov(folder / "model", Habits(words=40.0))
+    model = markov(folder / "model", Habits(words=60.0, calls=0.75))
     return make(
         folder,
         run={"steps": transfers, "min_free_mb": 1},
@@ -101,7 +99,7 @@ def job_in(folder: Path, transfers: int) -> Job:
             "retry": 0.05,
             "max_turns": 40,
             "max_tokens": 400,
-            "tool_delay": 5.0,
+            "tool_delay": 12.0,
             "timeout": 600,
             "overall_timeout": 900,
         },
@@ -119,8 +117,12 @@ class Soak:
 
     def __init__(self, folder: Path, transfers: int, clients: int) -> None:
         self.folder, self.transfers, self.clients = folder, transfers, clients
+        self.enough = False
+        """Set from outside: it is stopped now, and judged by what there is."""
         self.job = job_in(folder, transfers)
         self.samples: list[Sample] = []
+        self.taken: set[int] = set()
+        """Executions that the client was seen at."""
         self.log = folder / "run.log"
         self._environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
         (folder / "tmp").mkdir()
@@ -139,7 +141,7 @@ class Soak:
             until("executions", lambda: run.poll() is not None or self._transfers() > 0, 240)
             assert run.poll() is None, self.log.read_text()
             watched = self._watched()
-            while self._transfers() < self.transfers:
+            while not (self.enough or self._done()):
                 assert time.monotonic() - began < seconds, f"{self._transfers()} transfers within {seconds} s"
                 try:
                     self._look(watched)
@@ -194,6 +196,9 @@ class Soak:
 
     # -- looking --------------------------------------------------------------------------------------------------------------------
 
+    def _done(self) -> bool:
+        return self._transfers() >= self.transfers and bool(self.taken & {event["execution"] for event in self.job.events("execution.end")})
+
     def _transfers(self) -> int:
         return len(self.job.events("transfer"))
 
@@ -217,6 +222,7 @@ class Soak:
                     process.num_threads(),
                     len(process.net_connections("all")),
                 )
+        self.taken |= {int(folder.name.partition("-")[2]) for folder in (self.folder / "client" / "workspaces").glob("*-*")}
         files = {name: _sizes(path) for name, path in self._places()}
         files["shared memory"] = _shared(watched)
         self.samples.append(Sample(time.monotonic(), self._transfers(), processes, files))
@@ -266,7 +272,7 @@ class Soak:
             for event in ends:
                 tree = reader.tree(event["execution"])
                 calls = list(tree.calls.values())
-                client = tree.path_length(calls[0].prompt) >= LONG_PROMPT
+                client = event["execution"] in self.taken
                 found_calls = given(tree, self.folder / "model", "Bash" if client else "bash")
                 done = round(event["score"] * MOST)
                 found.check(found_calls == done, f"execution {event['execution']}: {done} tool calls done, {found_calls} in its tree")
@@ -362,7 +368,9 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     folder.mkdir(parents=True, exist_ok=True)
-    found = Soak(folder, arguments.transfers, arguments.clients).run(Allowed(), arguments.seconds)
+    soak = Soak(folder, arguments.transfers, arguments.clients)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(soak, "enough", True))
+    found = soak.run(Allowed(), arguments.seconds)
     print(json.dumps({"folder": str(folder), **found.numbers, "growth": found.growth, "problems": found.problems}, indent=1))
     return 1 if found.problems else 0
 

@@ -1,0 +1,18 @@
+"""Roles change sixty times under live agents of two kinds, and nothing fails, leaks or is lost. `python -m benchmarks.soak` has 500."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import Allowed, Soak
+
+pytestmark = [pytest.mark.job, pytest.mark.harness, pytest.mark.timeout(900)]
+
+
+def test_sixty_transfers_under_live_agents(tmp_path: Path) -> None:
+    found = Soak(tmp_path, transfers=60, clients=2).run(Allowed(), seconds=600)
+    assert found.problems == [], found.numbers
+    assert found.numbers["live_least"] >= 32
+    assert found.numbers["client_executions"] > 0
