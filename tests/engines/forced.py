@@ -24,19 +24,23 @@ CANARY = 5
 
 
 class Halting:
-    """A client that stops reading at each of these places of a call until the call is cancelled there."""
+    """A client that reads a call to each of these places, and nothing beyond until the call is cancelled there."""
 
     def __init__(self, address: EngineAddress, places: Sequence[int]) -> None:
         self._client: EngineClient = connect(address)
         self._places = places
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        at, place = request.position, next((place for place in self._places if place > request.position), None)
+        place = next((place for place in self._places if place > request.position), None)
+        left = None if place is None else place - request.position
         async with aclosing(self._client.generate(request)) as stream:
             async for chunk in stream:
-                yield chunk
-                at += len(chunk.tokens)
-                if place is not None and at >= place and chunk.finish is None:
+                if left is None or (chunk.finish is not None and len(chunk.tokens) < left):
+                    yield chunk
+                    continue
+                yield TokenChunk(chunk.tokens[:left], chunk.logprobs[:left], chunk.versions[:left])
+                left -= len(chunk.tokens)
+                if left <= 0:
                     await asyncio.Event().wait()
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from gyre_hpc.engines import handover_nixl
 from gyre_hpc.engines.factory import connect
-from gyre_hpc.engines.handover import Counters, Departure, Doubt, Ticket
+from gyre_hpc.engines.handover import Counters, Departure, Doubt, Gone, Ticket
 from gyre_hpc.engines.handover_nixl import NixlLink, options, read_block, read_counters
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineServer, GenerateRequest, Sampling
 from gyre_hpc.errors import ConfigError
@@ -62,6 +62,29 @@ def test_a_block_is_what_the_server_says() -> None:
     assert read_block('vllm:cache_config_info{_block_size="9",x="1",block_size="32"} 1.0\n') == 32
     with pytest.raises(EngineFault, match="do not tell its block size"):
         read_block("vllm:nothing 1.0\n")
+
+
+async def test_who_refuses_connections_is_gone_and_who_drops_one_is_asked_again() -> None:
+    asked = 0
+
+    def drop(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.close()
+
+    server = await asyncio.start_server(drop, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    link = NixlLink(EngineAddress("vllm", f"http://127.0.0.1:{port}/secret", 8, 512, "nixl"), 5.0)
+    with pytest.raises(EngineFault, match="did not answer gyre/forget") as caught:
+        await link.forget()
+    assert not isinstance(caught.value, Gone)
+    assert asked == 2, "the first may have been a connection from before"
+    server.close()
+    await server.wait_closed()
+    for ask in (link.forget, link.counters, link.block):
+        with pytest.raises(Gone, match="did not answer"):
+            await ask()
+    await link.close()
 
 
 # ---- two real servers

@@ -47,7 +47,7 @@ class Servers:
         logs = [self.model.parent / f"{name}.log" for name in names]
         specs = [EngineSpec("vllm", self.model, 0, 8, WINDOW, log, options=given, handover="nixl") for log in logs]
         pools = [ThreadPoolExecutor(1) for _ in specs]
-        begun = [pool.submit(start_engine, spec, 280.0) for pool, spec in zip(pools, specs, strict=True)]
+        begun = [pool.submit(start_engine, spec, 600.0) for pool, spec in zip(pools, specs, strict=True)]
         for pool, future in zip(pools, begun, strict=True):
             if future.exception() is None:
                 self._started.append((pool, future.result()))
