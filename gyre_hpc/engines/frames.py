@@ -26,6 +26,7 @@ _HEAD = struct.Struct("<BBHIII")
 _SPAN = struct.Struct("<Ii")
 _ALIVE, _TOKENS, _FAULT = range(3)
 _FINISH = (None, "stop", "length")
+_LENGTH = 2
 _CODES = {finish: code for code, finish in enumerate(_FINISH)}
 _ID, _LOGPROB = np.dtype("<i4"), np.dtype("<f4")
 
@@ -73,46 +74,55 @@ class _Taken:
         self._ids: list[memoryview] = []
         self._logprobs: list[memoryview] = []
         self._spans: list[tuple[int, int]] = []
-        at, self.need, self._finish = 0, _HEAD.size, 0
-        fault: EngineFault | None = None
-        while fault is None and not self._finish and len(data) - at >= _HEAD.size:
+        self.need = head = _HEAD.size
+        at, end, finish, fault = 0, len(data), 0, ""
+        while not fault and not finish and end - at >= head:
             kind, finish, zero, size, spans, tokens = _HEAD.unpack_from(data, at)
-            known = kind <= _FAULT and finish < len(_FINISH) and not zero and size <= LIMIT
-            if not known or (kind == _TOKENS and size != 8 * (spans + tokens)) or (kind == _ALIVE and size):
-                fault = EngineFault(f"the engine sent what is no frame: {data[at : at + _HEAD.size].hex()}")
-            elif len(data) - at - _HEAD.size < size:
-                self.need = _HEAD.size + size
+            at += head
+            if fault := _impossible(kind, finish, zero, size, spans, tokens):
                 break
+            if end - at < size:
+                at, finish, self.need = at - head, 0, head + size
+                break
+            if kind == _TOKENS:
+                fault = self._tokens(at, spans, tokens)
             elif kind == _FAULT:
-                text = bytes(self._data[at + _HEAD.size : at + _HEAD.size + size])
-                fault = EngineFault(f"engine: {text.decode(errors='replace')}")
-            elif kind == _TOKENS:
-                fault = self._tokens(at + _HEAD.size, spans, tokens)
-                self._finish = finish if fault is None else 0
-            at += _HEAD.size + size
-        self.rest = bytes(self._data[at:]) if fault is None else b""
-        self.items: list[TokenChunk | EngineFault] = [] if fault is None else [fault]
-        if self._ids or self._finish:
-            self.items.insert(0, self._chunk())
+                fault = f"engine: {bytes(self._data[at : at + size]).decode(errors='replace')}"
+            at += size
+        self.rest = b"" if fault else data[at:]
+        self.items: list[TokenChunk | EngineFault] = [EngineFault(fault)] if fault else []
+        if self._ids or (finish and not fault):
+            self.items.insert(0, self._chunk(None if fault else _FINISH[finish]))
 
-    def _tokens(self, at: int, spans: int, tokens: int) -> EngineFault | None:
-        ids = at + _SPAN.size * spans
-        logprobs = ids + 4 * tokens
-        told = list(_SPAN.iter_unpack(self._data[at:ids]))
-        if sum(count for count, _ in told) != tokens:
-            return EngineFault(f"the engine sent {tokens} tokens with versions for {sum(count for count, _ in told)}")
-        self._spans += told
+    def _tokens(self, at: int, spans: int, tokens: int) -> str:
+        """Take a frame's columns; why they can't be."""
+        data, ids = self._data, at + _SPAN.size * spans
+        told = [_SPAN.unpack_from(data, at)] if spans == 1 else list(_SPAN.iter_unpack(data[at:ids]))
+        covered = told[0][0] if spans == 1 else sum(count for count, _ in told)
+        if covered != tokens:
+            return f"the engine sent {tokens} tokens with versions for {covered}"
         if tokens:
-            self._ids.append(self._data[ids:logprobs])
-            self._logprobs.append(self._data[logprobs : logprobs + 4 * tokens])
-        return None
+            logprobs = ids + 4 * tokens
+            self._spans += told
+            self._ids.append(data[ids:logprobs])
+            self._logprobs.append(data[logprobs : logprobs + 4 * tokens])
+        return ""
 
-    def _chunk(self) -> TokenChunk:
-        tokens = np.frombuffer(b"".join(self._ids), _ID)
+    def _chunk(self, finish: str | None) -> TokenChunk:
+        tokens, logprobs = np.frombuffer(b"".join(self._ids), _ID), np.frombuffer(b"".join(self._logprobs), _LOGPROB)
         versions = {version for _, version in self._spans}
         if len(versions) == 1:
             column = np.full(len(tokens), versions.pop(), np.int32)
         else:
             spans = np.array(self._spans, np.int64).reshape(-1, 2)
             column = np.repeat(spans[:, 1].astype(np.int32), spans[:, 0])
-        return TokenChunk(tokens, np.frombuffer(b"".join(self._logprobs), _LOGPROB), column, _FINISH[self._finish])
+        return TokenChunk(tokens, logprobs, column, finish)
+
+
+def _impossible(kind: int, finish: int, zero: int, size: int, spans: int, tokens: int) -> str:
+    """Why this is no head of a frame, or ""."""
+    if kind == _TOKENS and finish <= _LENGTH and not zero and size == 8 * (spans + tokens) <= LIMIT:
+        return ""
+    if kind != _TOKENS and kind <= _FAULT and not finish and not zero and not spans and not tokens and size <= (LIMIT if kind else 0):
+        return ""
+    return f"the engine sent what is no frame: {_HEAD.pack(kind, finish, zero, size, spans, tokens).hex()}"

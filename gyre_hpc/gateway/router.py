@@ -405,6 +405,8 @@ class Router:
         call.granted = asyncio.get_running_loop().create_future()
         insort(self.waiting, call, key=lambda c: c.number)
         self.dispatch()
+        if call.granted.done():
+            return call.granted.result()
         waited = 0.0
         try:
             while not (await asyncio.wait([call.granted], timeout=_HELD_LOG))[0]:
