@@ -67,7 +67,7 @@ def measure(run: Path) -> Measured:
     over = float(summary.steps[-1]["t"])
     live = [(float(e["t"]) - float(e["seconds"]) - zero, float(e["t"]) - zero) for e in ends]
     cells = _busy(summary, live, zero, (began - zero, over - zero), facts.ran.schedule.capacity[0])
-    outcome = replay(facts)
+    outcome = replay(facts, record=True)
     assert outcome is not None
     return Measured(
         run=run,

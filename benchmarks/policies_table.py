@@ -17,8 +17,8 @@ Found = Mapping[tuple[str, int], Measured]
 """By name of the policy and seed."""
 
 
-def render(found: Found, cores_idle: Mapping[tuple[str, int], float], row_seconds: float) -> str:
-    """All as text."""
+def render(found: Found, cores_idle: Mapping[tuple[str, int], float], foretold: Mapping[tuple[str, int], float], row_seconds: float) -> str:
+    """All as text; `foretold`: wall times as the simulator tells them from the elastic run alone."""
     names = list(dict.fromkeys(name for name, _ in found))
     seeds = sorted({seed for _, seed in found})
     some = next(iter(found.values()))
@@ -32,7 +32,7 @@ def render(found: Found, cores_idle: Mapping[tuple[str, int], float], row_second
         runs = [found[name, seed] for seed in seeds if (name, seed) in found]
         each = "   ".join(f"{m.wall:6.1f} ({m.simulated:6.1f}, {m.error:+5.1%})" for m in runs)
         out.append(f"  {name:18} {each}   mean {fmean(m.wall for m in runs):6.1f}, error {fmean(m.error for m in runs):+5.1%}")
-    out += ["", *ratios(found, names, seeds), ""]
+    out += ["", *ratios(found, foretold, names, seeds), ""]
     out.append(
         "policy             staleness  execution  slowest/mean  training/step  transfers  score  idle (simulated)  cores idle  idle by cell"
     )
@@ -48,18 +48,19 @@ def render(found: Found, cores_idle: Mapping[tuple[str, int], float], row_second
     return "\n".join(out)
 
 
-def ratios(found: Found, names: Sequence[str], seeds: Sequence[int]) -> list[str]:
+def ratios(found: Found, foretold: Mapping[tuple[str, int], float], names: Sequence[str], seeds: Sequence[int]) -> list[str]:
     """Wall time of each over that of elastic, of one seed each, measured and simulated."""
     if "elastic" not in names:
         return []
-    out = ["wall time relative to elastic, by seed: mean (lowest to highest); simulated"]
+    out = ["wall time relative to elastic, by seed: mean (lowest to highest); simulated; simulated from the elastic run alone"]
     for name in names:
         both = [(found[name, seed], found["elastic", seed]) for seed in seeds if (name, seed) in found and ("elastic", seed) in found]
         if not both:
             continue
         real = [other.wall / elastic.wall for other, elastic in both]
         simulated = [other.simulated / elastic.simulated for other, elastic in both]
-        out.append(f"  {name:18} {fmean(real):.2f} ({min(real):.2f} to {max(real):.2f}); {fmean(simulated):.2f}")
+        told = [foretold[key] / foretold["elastic", key[1]] for key in foretold if key[0] == name]
+        out.append(f"  {name:18} {fmean(real):.2f} ({min(real):.2f} to {max(real):.2f}); {fmean(simulated):.2f}; {fmean(told):.2f}")
     return out
 
 
