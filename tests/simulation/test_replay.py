@@ -65,3 +65,19 @@ def test_a_file_of_durations_can_not_be_simulated_again(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text('{"group": 1, "seconds": 3}\n')
     assert replay(gather(file, Given(groups_per_step=2, slots_per_node=1.0, train_node_hours=0.5))) is None
+
+
+def test_executions_that_supervisors_did_not_run_at_once_wait(run: Path) -> None:
+    paths = RunPaths(run)
+    paths.config.write_text(paths.config.read_text().replace("slots_per_node: 256", "slots_per_node: 1"))
+    found = replay(gather(run, Given()))
+    assert found is not None
+    assert found.steps == (6.0 + 8.0 + 2.0 + 4.0 + 1.0, 21.0 + 1.0 + 1.0 + 5.0 + 5.0 + 2.0 + 6.0 + 1.0)
+
+
+def test_executions_beyond_what_engines_hold_run_at_once_if_the_supervisors_run_them(run: Path) -> None:
+    paths = RunPaths(run)
+    paths.config.write_text(paths.config.read_text().replace("capacity: 2", "capacity: 1"))
+    found = replay(gather(run, Given()))
+    assert found is not None
+    assert found.steps == (15.0, 31.0)
