@@ -48,9 +48,11 @@ class Keeper:
     def release(self, deadline: float) -> None:
         """Their memory is free; those that failed are dead."""
 
+        end = time.monotonic() + deadline
+
         def both(server: EngineServer) -> None:
             server.pause(deadline)
-            server.release(deadline)
+            server.release(max(0.1, end - time.monotonic()))
 
         self._do(both)
         self._released = True
