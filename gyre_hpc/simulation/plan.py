@@ -105,7 +105,7 @@ def render(found: dict[str, Any]) -> str:
         f"{found['searched']} candidates, {found['steps']} steps, {found['seeds']} seeds",
         "",
         f"best: {_named(best)}",
-        f"  {' '.join(found['overrides']) if found['overrides'] else 'no configuration runs it: its standalone nodes make no whole cell'}",
+        f"  {' '.join(found['overrides'])}",
         f"  {_time(best['seconds'])} ({_time(best['low'])} to {_time(best['high'])}), idle {best['idle']:.0%}, "
         f"staleness {best['staleness']:.2f} (limit {found['staleness_limit']:g})",
         f"  {best['over_bound']:.0%} above the bound without any idle time, {_time(best['bound_seconds'])}",

@@ -43,19 +43,15 @@ class Candidate:
         """What makes two of them different at heart."""
         return self.mode, self.cells, self.standalone
 
-    def overrides(self, smallest: int) -> list[str] | None:
-        """The configuration that runs it, as overrides; None where it has none: live cells are all of one size, the pool's too.
+    def overrides(self, smallest: int) -> list[str]:
+        """The configuration that runs it, as overrides.
 
         `smallest`: nodes of a cell where the mode does not care (all trainers move together, or never).
         """
         size = self.nodes_per_cell if self.mode == Mode.ELASTIC.value else smallest
-        if self.standalone % size:
-            return None
-        trainers = self.cells * self.nodes_per_cell // size
-        pool = self.standalone // size
-        found = [f"cells.count={trainers + pool}", f"cells.nodes_per_cell={size}", f"schedule.mode={self.mode}"]
-        found += [f"schedule.phi={self.phi:g}", f"schedule.mu={self.mu}"]
-        return found + ([f"schedule.trainers={trainers}"] if pool else [])
+        cells = self.cells * self.nodes_per_cell // size
+        found = [f"cells.count={cells}", f"cells.nodes_per_cell={size}", f"cells.standalone={self.standalone}"]
+        return [*found, f"schedule.mode={self.mode}", f"schedule.phi={self.phi:g}", f"schedule.mu={self.mu}", "schedule.trainers=null"]
 
     def scenario(self, facts: Facts, steps: int, window: bool = False, slots: float = 1.0) -> Scenario:
         """It on the facts; `window`: about so many steps of a longer run; `slots` scales how many executions a node holds."""

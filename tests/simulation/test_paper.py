@@ -93,8 +93,8 @@ def test_the_configuration_of_a_row_is_what_is_simulated(row: Row) -> None:
     for name in ("mode", "streaming", "phi", "mu", "groups_per_step", "group_size", "join_late"):
         assert getattr(live, name) == getattr(schedule, name), name
     assert live.steps == row.scenario.window
-    assert sum(live.capacity) == pytest.approx(sum(schedule.capacity) + schedule.standalone_capacity, abs=8)
-    pool = live.capacity_from[live.training_cells] / sum(live.capacity)
+    assert live.capacity_from[0] == pytest.approx(schedule.capacity_from[0], rel=0.04)  # an engine holds whole executions: 10 of 10.3
+    pool = live.capacity_from[live.training_cells] / live.capacity_from[0]
     assert pool == pytest.approx(row.scenario.standalone_nodes / row.scenario.all_nodes)
 
 

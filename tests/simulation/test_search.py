@@ -48,15 +48,14 @@ def test_candidates_use_every_node_and_keep_the_staleness() -> None:
 
 
 def test_the_best_is_told_as_a_configuration() -> None:
-    elastic = Candidate("elastic", 6, 4, 8, 0.5, 3).overrides(2)
+    elastic = Candidate("elastic", 6, 4, 7, 0.5, 3).overrides(2)
     assert elastic == [
-        "cells.count=8", "cells.nodes_per_cell=4", "schedule.mode=elastic", "schedule.phi=0.5", "schedule.mu=3", "schedule.trainers=6",
+        "cells.count=6", "cells.nodes_per_cell=4", "cells.standalone=7", "schedule.mode=elastic", "schedule.phi=0.5", "schedule.mu=3",
+        "schedule.trainers=null",
     ]  # fmt: skip
     pools = Candidate("async", 1, 12, 20, 1.5, 1).overrides(4)
-    assert pools is not None
-    assert {"cells.count=8", "cells.nodes_per_cell=4", "schedule.trainers=3"} <= set(pools)
-    assert "schedule.trainers" not in " ".join(Candidate("colocate", 1, 8, 0, 0.0, 4).overrides(4) or [])
-    assert Candidate("elastic", 2, 4, 1, 0.5, 3).overrides(1) is None
+    assert {"cells.count=3", "cells.nodes_per_cell=4", "cells.standalone=20"} <= set(pools)
+    assert "cells.standalone=0" in Candidate("colocate", 1, 8, 0, 0.0, 4).overrides(4)
     for overrides in (elastic, pools):
         check_overrides(overrides)
 
