@@ -38,13 +38,14 @@ import numpy as np
 import orjson
 
 from gyre_hpc import processes
-from gyre_hpc.engines import control, handover_nixl, vllm_guard
+from gyre_hpc.engines import control, frames, handover_nixl, vllm_guard
 from gyre_hpc.engines.handover import NIXL, Doubt
 from gyre_hpc.engines.handover_nixl import pull_fields
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
 from gyre_hpc.engines.sampling import seed_key, uniforms
-from gyre_hpc.engines.streaming import Lines, chunks, ids_of, logprobs_of, session
+from gyre_hpc.engines.streaming import Lines, Reader, chunks, session
+from gyre_hpc.engines.vllm_wire import parse_line
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -230,7 +231,7 @@ class VllmClient:
         With a ticket, Doubt where its KV must not be pulled for this request.
         """
         data = request_body(request, self._window, self._seeded)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept": frames.MEDIA}
         if request.ticket is not None:
             request.ticket.check(request.prompt, time.monotonic())
             headers[vllm_guard.KV_HEADER] = str(request.ticket.version)
@@ -241,9 +242,8 @@ class VllmClient:
                 if response.status != 200:
                     reason = (await response.text())[:300]
                     raise (RequestRefused if response.status in (400, 422) else EngineFault)(f"vLLM answered {response.status}: {reason}")
-                version = int(response.headers[vllm_guard.HEADER])
                 try:
-                    async with aclosing(chunks(response.content, Lines(lambda line: parse_line(line, version)))) as found:
+                    async with aclosing(chunks(response.content, _reader(response))) as found:
                         async for chunk in found:
                             yield chunk
                             if chunk.finish is not None:
@@ -258,6 +258,14 @@ class VllmClient:
 
     async def close(self) -> None:
         await self._session.close()
+
+
+def _reader(response: aiohttp.ClientResponse) -> Reader:
+    """Of frames, where the guard is one that makes them."""
+    if response.headers.get("Content-Type") == frames.MEDIA:
+        return frames.Frames()
+    version = int(response.headers[vllm_guard.HEADER])
+    return Lines(lambda line: parse_line(line, version))
 
 
 def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:
@@ -281,32 +289,6 @@ def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:
         sampling["seed"] = int(uniforms(key, np.array([request.position]))[0] * 2.0**52)
     rest = {"sampling_params": sampling, "stream": True, **({} if request.ticket is None else pull_fields(request.ticket))}
     return request_json("token_ids", request.prompt, rest)
-
-
-def parse_line(line: bytes, version: int) -> TokenChunk | None:
-    """One line of an answer: an event, or nothing. Raises EngineFault."""
-    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-        return None
-    return parse_chunk(orjson.loads(line[6:]), version)
-
-
-def parse_chunk(item: dict[str, Any], version: int) -> TokenChunk:
-    """One server-sent event as a chunk. Raises EngineFault for errors, aborts, and weights that changed under the call."""
-    if "choices" not in item:
-        raise EngineFault(f"vLLM: {str(item.get('error', item))[:300]}")
-    choice = item["choices"][0]
-    finish = choice["finish_reason"]
-    if finish not in (None, "stop", "length"):
-        raise EngineFault(f"vLLM ended the call: {finish}")
-    tokens = choice["token_ids"] or []
-    content = (choice["logprobs"] or {}).get("content") or []
-    if len(content) != len(tokens):
-        raise EngineFault(f"vLLM sent {len(tokens)} tokens with {len(content)} log-probs")
-    spans = {span["version"] for span in choice["weight_versions"] or []}
-    if spans - {str(version)}:
-        raise EngineFault(f"vLLM sampled under versions {sorted(spans)}, expected {version}")
-    logprobs = logprobs_of([entry["logprob"] for entry in content])
-    return TokenChunk(ids_of(tokens), logprobs, np.full(len(tokens), version, np.int32), finish)
 
 
 def command(spec: EngineSpec, port: int) -> list[str]:

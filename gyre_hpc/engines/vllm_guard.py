@@ -8,15 +8,19 @@ key; and a call that arrives during a pause waits and then runs under the next w
 - a call that pulls KV says under which version that was computed (`x-gyre-kv-version`) and is refused with 409 under another: vLLM would
   take it;
 - every call's prefix cache is that of its version (the version is vLLM's cache salt), and of the time since the last `/gyre/forget`: the
-  owner of a hand-over that may have gone wrong says that, and nothing cached before is found again.
+  owner of a hand-over that may have gone wrong says that, and nothing cached before is found again;
+- who accepts frames (frames.py) gets them in place of vLLM's events.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+
+from gyre_hpc.engines import frames
+from gyre_hpc.engines.vllm_wire import Translator
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -75,7 +79,8 @@ class Guard:
             await _answer(send, 503, {"error": "paused"})
             return
         version = self._version
-        pulled = dict(scope.get("headers", ())).get(KV_HEADER.encode())
+        asked = dict(scope.get("headers", ()))
+        pulled = asked.get(KV_HEADER.encode())
         if pulled is not None and pulled != version.encode():
             await _answer(send, OTHER_VERSION, {"error": f"weights are version {version}, the KV is of {pulled.decode()}"})
             return
@@ -91,9 +96,21 @@ class Guard:
                     message = {**message, "body": salt + message["body"][1:]}
             return message
 
+        translator: Translator | None = None
+
         async def stamped(message: Message) -> None:
+            nonlocal translator
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (HEADER.encode(), version.encode())]
+                headers = [*message.get("headers", []), (HEADER.encode(), version.encode())]
+                if message["status"] == 200 and frames.MEDIA.encode() in asked.get(b"accept", b"") and _is_stream(headers):
+                    translator = Translator(int(version))
+                    headers = [(name, value) for name, value in headers if name.lower() not in (b"content-type", b"content-length")]
+                    headers.append((b"content-type", frames.MEDIA.encode()))
+                message["headers"] = headers
+            elif translator is not None and message["type"] == "http.response.body":
+                message = {**message, "body": translator.feed(message.get("body", b""))}
+                if not message["body"] and message.get("more_body"):
+                    return
             await send(message)
 
         self._in_flight += 1
@@ -101,6 +118,10 @@ class Guard:
             await self._app(scope, salted, stamped)
         finally:
             self._in_flight -= 1
+
+
+def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 async def _answer(send: Send, status: int, body: object) -> None:

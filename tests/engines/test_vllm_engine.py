@@ -14,13 +14,17 @@ import aiohttp
 import psutil
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gyre_hpc import processes
 from gyre_hpc.engines import vllm_guard
 from gyre_hpc.engines.factory import connect, start_engine
+from gyre_hpc.engines.frames import Frames
 from gyre_hpc.engines.handover import Ticket
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
-from gyre_hpc.engines.vllm_engine import VllmEngine, command, parse_chunk, request_body
+from gyre_hpc.engines.vllm_engine import VllmEngine, command, request_body
+from gyre_hpc.engines.vllm_wire import Translator, parse_chunk
 from gyre_hpc.errors import ConfigError
 from tests.engines.models import VOCABULARY, plain_logprobs
 
@@ -183,6 +187,55 @@ async def test_the_guard_refuses_kv_of_other_weights_and_salts_the_prefix_cache(
     await _ask(guard, "/s3/gyre/version?5")
     await _ask(guard, call)
     assert upstream.bodies[0] == b'{"cache_salt":"5.1","token_ids":[1]}'
+
+
+async def test_who_accepts_frames_gets_them_in_place_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(vllm_guard.SECRET, "s3")
+    monkeypatch.setenv(vllm_guard.VERSION, "4")
+    events = [
+        _event(),
+        _event(token_ids=[6], logprobs={"content": [{"logprob": -2.0}]}, finish_reason="stop"),
+        {"choices": [], "usage": {}},
+    ]
+    data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+
+    async def stream(scope: vllm_guard.Scope, receive: vllm_guard.Receive, send: vllm_guard.Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for at in range(0, len(data), 7):
+            await send({"type": "http.response.body", "body": data[at : at + 7], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    for accept, media in ((b"application/x-gyre-frames", b"application/x-gyre-frames"), (b"*/*", b"text/event-stream; charset=utf-8")):
+        sent: list[vllm_guard.Message] = []
+
+        async def receive() -> vllm_guard.Message:
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message: vllm_guard.Message, sent: list[vllm_guard.Message] = sent) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/s3/inference/v1/generate", "query_string": b"", "headers": [(b"accept", accept)]}
+        await vllm_guard.Guard(stream)(scope, receive, send)
+        told = dict(sent[0]["headers"])
+        assert (told[b"content-type"], told[b"x-gyre-version"]) == (media, b"4")
+        body = b"".join(message["body"] for message in sent[1:])
+        if media == accept:
+            assert Frames().feed(body) == [TokenChunk([4, 5, 6], [-0.5, -1.5, -2.0], [4, 4, 4], "stop")]
+        else:
+            assert body == data
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=40), st.sampled_from([b"data: ", b"\n", b'{"choices":[{}]}', b'{"choices":3}', b"[DONE]"])), max_size=9
+    )
+)
+def test_whatever_a_server_streams_is_frames_or_a_fault(parts: list[bytes]) -> None:
+    translator = Translator(4)
+    for item in Frames().feed(b"".join(map(translator.feed, parts))):
+        assert isinstance(item, EngineFault)
 
 
 @pytest.fixture(scope="module")
