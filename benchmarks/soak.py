@@ -340,23 +340,24 @@ _MODULES = {
 
 
 def _sizes(path: Path) -> tuple[int, int]:
-    """Files below `path`, and their bytes."""
-    number = size = 0
-    for file in [path] if path.is_file() else path.rglob("*"):
-        try:
-            info = file.lstat()
-        except FileNotFoundError:
-            continue
-        number += 1
-        size += info.st_size
-    return number, size
+    """Files below `path`, and their bytes; what goes away meanwhile is not counted."""
+    files = [path] if path.is_file() else [Path(folder) / name for folder, folders, names in os.walk(path) for name in (*folders, *names)]
+    sizes = [size for size in map(_size, files) if size is not None]
+    return len(sizes), sum(sizes)
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.lstat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _shared(watched: dict[str, psutil.Process]) -> tuple[int, int]:
     """Files of /dev/shm that one of the processes has mapped, and their bytes."""
     found = {region.path for process in watched.values() for region in process.memory_maps() if region.path.startswith("/dev/shm/")}
-    there = [Path(path) for path in found if Path(path).exists()]
-    return len(there), sum(path.stat().st_size for path in there)
+    sizes = [size for size in map(_size, map(Path, found)) if size is not None]
+    return len(sizes), sum(sizes)
 
 
 def main() -> int:
