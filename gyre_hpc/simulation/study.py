@@ -58,8 +58,8 @@ class Study:
     ratios: tuple[Ratio, ...]
     tuned: tuple[Row, ...]
     """Candidates for the best Async + streaming at equal staleness."""
-    sweep: tuple[tuple[float, Row, Row], ...]
-    """(slot load, row, base row): hours of both, and their ratio."""
+    sweep: tuple[tuple[str, float, Row, Row], ...]
+    """(parameters that hold, slot load, row, base row): hours of both, and their ratio."""
     notes: tuple[str, ...]
 
 
@@ -111,5 +111,5 @@ def under(study: Study, expected: Trouble) -> Study:
         rows=tuple(row(r) for r in study.rows),
         ratios=tuple(replace(r, over=row(r.over), under=row(r.under)) for r in study.ratios),
         tuned=tuple(row(r) for r in study.tuned),
-        sweep=tuple((load, row(over), row(base)) for load, over, base in study.sweep),
+        sweep=tuple((name, load, row(over), row(base)) for name, load, over, base in study.sweep),
     )

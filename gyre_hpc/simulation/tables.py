@@ -95,7 +95,7 @@ def study(found: Study, seeds: int, tell: Callable[[str], None] = lambda _: None
     tell("the best Async + streaming")
     tuned = _best(found.tuned, seeds)
     tell("the sweep over slot load")
-    sweep = [_swept(load, row, base, seeds) for load, row, base in found.sweep]
+    sweep = [_swept(*point, seeds) for point in found.sweep]
     return {
         "name": found.name,
         "title": found.title,
@@ -145,9 +145,10 @@ def _best(candidates: Sequence[Row], seeds: int) -> Measured:
     return measure(min(few, key=lambda m: m.mean).row, seeds)
 
 
-def _swept(load: float, row: Row, base: Row, seeds: int) -> dict[str, Any]:
+def _swept(name: str, load: float, row: Row, base: Row, seeds: int) -> dict[str, Any]:
     over, under = measure(row, min(seeds, 5)), measure(base, min(seeds, 5))
     return {
+        "parameters": name,
         "slot_load": load,
         "colocate_hours": round(over.mean, 2),
         "elastic_hours": round(under.mean, 2),
@@ -172,8 +173,11 @@ def render(found: dict[str, Any]) -> str:
         out += ["", "without: hours without any fault"]
     out += [_ratio_line(ratio) for ratio in found["ratios"]]
     if found["sweep"]:
-        out += ["", "slot load  colocate h  elastic h  colocate : elastic"]
-        out += [f"{s['slot_load']:9.2f}  {s['colocate_hours']:10.1f}  {s['elastic_hours']:9.1f}  {s['ratio']:.3f}" for s in found["sweep"]]
+        out += ["", "parameters  slot load  colocate h  elastic h  colocate : elastic"]
+        out += [
+            f"{s['parameters']:<10}  {s['slot_load']:9.2f}  {s['colocate_hours']:10.1f}  {s['elastic_hours']:9.1f}  {s['ratio']:.3f}"
+            for s in found["sweep"]
+        ]
     out += ["", "parameters (no reported hours enter a simulated row but through those that are called fitted)"]
     out += [f"  {p['name']:<16} {p['value']:<6g} {p['unit']:<12} {p['source']}" for p in found["parameters"]]
     out += ["", *(f"* {note}" for note in found["notes"])]
