@@ -9,13 +9,15 @@ were parsed before, in the same place of the same grammar (equal bytes from the 
 reader); the rest is parsed with a mark in place of what was skipped, so a list that comes twice, or a mark that is not found again, shows;
 and whatever is unusual in the rest goes to the plain way, which has the last word.
 
-A known turn has no text (`Known`): the memory of an execution holds hashes, not histories. Who needs the text of one (a history that was
-cut back) asks for the whole conversation (`Conversation.whole`). Hashes are blake3, and belong to one execution: a harness can only fool
-itself.
+A known turn has no text (`Known`): the memory of an execution holds hashes, not histories, but for its last body, which goes when there are
+too many (live.Texts): to compare 3 MB with it costs a fifth of what hashing them costs. Who needs the text of a known turn (a history that
+was cut back) asks for the whole conversation (`Conversation.whole`). Hashes are blake3, and belong to one execution: a harness can only
+fool itself.
 """
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +41,9 @@ SMALL = 20_000
 _MARK_TEXT = secrets.token_hex(16)
 _MARK = b'"' + _MARK_TEXT.encode() + b'"'
 _BEGIN = 64
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes, _memcmp.restype = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_int
+"""Nothing of Python compares the first bytes of two objects without copying them."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Shape:
     above: Callable[[Any], bool] = lambda item: False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """The first `end` bytes of a body, which hash to `digest`.
 
@@ -77,6 +82,18 @@ class Snapshot:
     head: bytes = b""
     trail: tuple[bytes, ...] = ()
 
+    def begins(self, raw: bytes) -> bool:
+        """Whether `raw` may begin with these bytes, by their first and last ones."""
+        return raw.startswith(self.begin) and raw.startswith(self.last, self.end - len(self.last))
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last body of an execution, and what was taken of it: snapshots, shortest first, each with the hash so far (of blake3)."""
+
+    raw: bytes
+    marks: Sequence[tuple[Snapshot, Any]]
+
 
 @dataclass
 class Memory:
@@ -84,6 +101,8 @@ class Memory:
 
     snapshots: list[Snapshot] = field(default_factory=list)
     """Those that were used last stand last."""
+    last: Last | None = None
+    """May be dropped at any time."""
     items: dict[tuple[tuple[str, str], bytes], Known] = field(default_factory=dict)
 
 
@@ -95,7 +114,8 @@ class Body:
     digest: bytes
     memory: Memory
     used: Snapshot | None
-    taken: list[Snapshot]
+    taken: list[tuple[Snapshot, Any]]
+    raw: bytes
 
     def conversation(self, read: Conversation, whole: Callable[[], Conversation]) -> Conversation:
         """`read` was made of `fields`; `whole` makes it of all the bytes. The memory learns what the next body may begin with."""
@@ -104,9 +124,11 @@ class Body:
         known = next((at for at in range(len(read.messages), 0, -1) if isinstance(read.messages[at - 1], Known)), 0)
         trail = self.used.trail if self.used is not None and self.used.head == read.head.key else ()
         read = Conversation(read.head, read.messages, read.harness, known, trail, whole)
-        for snapshot in self.taken:
-            trail = read.digests[: len(snapshot.turns) + 1]
-            self.memory.snapshots.append(replace(snapshot, head=read.head.key, trail=trail))
+        digests, head = read.digests, read.head.key
+        marks = [(replace(snapshot, head=head, trail=digests[: len(snapshot.turns) + 1]), hasher) for snapshot, hasher in self.taken]
+        self.memory.snapshots += [snapshot for snapshot, _ in marks]
+        if marks:
+            self.memory.last = Last(self.raw, marks)
         if self.used in self.memory.snapshots:
             self.memory.snapshots.remove(self.used)
             if not self.taken:
@@ -130,8 +152,12 @@ def read_body(raw: bytes, shape: Shape, harness: str, memory: Memory) -> Body | 
 
 
 def _find(raw: bytes, kind: tuple[str, str], memory: Memory) -> tuple[Snapshot | None, Any]:
-    """The longest snapshot that `raw` begins with, and the hash of those bytes."""
-    likely = [s for s in memory.snapshots if s.kind == kind and raw.startswith(s.begin) and raw.startswith(s.last, s.end - len(s.last))]
+    """A long snapshot that `raw` begins with, and the hash of those bytes: of the last body, or else the longest of all."""
+    if (last := memory.last) is not None:
+        for snapshot, state in reversed(last.marks):
+            if snapshot.kind == kind and snapshot.begins(raw) and not _memcmp(raw, last.raw, snapshot.end):
+                return snapshot, state.copy()
+    likely = [snapshot for snapshot in memory.snapshots if snapshot.kind == kind and snapshot.begins(raw)]
     found, state, hasher, at = None, None, blake3(), 0
     for snapshot in sorted(likely, key=lambda s: s.end):
         hasher.update(memoryview(raw)[at : snapshot.end])
@@ -152,16 +178,16 @@ def _from_snapshot(raw: bytes, shape: Shape, snapshot: Snapshot, hasher: Any, me
     shift = len(raw) - len(short)
     turns, cuts = _segments(new, shape)
     ends = [spans[cut - 1][1] + shift for cut, _ in cuts]
-    *digests, whole = _digests(raw, ends, hasher, snapshot.end)
+    *hashes, whole = _hashes(raw, ends, hasher, snapshot.end)
     taken = [
-        _snapshot(raw, end, digest, snapshot, (*snapshot.turns, *_known(turns[:upto])))
-        for end, digest, (_, upto) in zip(ends, digests, cuts, strict=True)
+        (_snapshot(raw, end, state, snapshot, (*snapshot.turns, *_known(turns[:upto]))), state)
+        for end, state, (_, upto) in zip(ends, hashes, cuts, strict=True)
     ]
     if shape.alone:
         _learn(memory, snapshot.kind, [blake3(short[first:last]).digest(16) for first, last in spans], turns)
     items = Items([*above, *turns])
     items.known = snapshot.turns
-    return Body({**fields, shape.name: items}, whole, memory, snapshot, taken)
+    return Body({**fields, shape.name: items}, whole.digest(), memory, snapshot, taken, raw)
 
 
 def _from_items(raw: bytes, shape: Shape, kind: tuple[str, str], memory: Memory) -> Body | None:
@@ -182,14 +208,15 @@ def _from_items(raw: bytes, shape: Shape, kind: tuple[str, str], memory: Memory)
     items = [next(unknown) if turn is None else turn for turn in known]
     turns, cuts = _segments(items[above:], shape)
     ends = [spans[above + cut - 1][1] for cut, _ in cuts]
-    *digests, whole = _digests(raw, ends, blake3(), 0)
+    *states, whole = _hashes(raw, ends, blake3(), 0)
     first = Snapshot(kind, b"", b"", 0, b"", spans[above - 1][1] if above else spans[0][0], above, ())
     taken = [
-        _snapshot(raw, end, digest, first, tuple(_known(turns[:upto]))) for end, digest, (_, upto) in zip(ends, digests, cuts, strict=True)
+        (_snapshot(raw, end, state, first, tuple(_known(turns[:upto]))), state)
+        for end, state, (_, upto) in zip(ends, states, cuts, strict=True)
     ]
     if shape.alone:
         _learn(memory, kind, hashes[above:], turns)
-    return Body({**fields, shape.name: Items([*items[:above], *turns])}, whole, memory, None, taken)
+    return Body({**fields, shape.name: Items([*items[:above], *turns])}, whole.digest(), memory, None, taken, raw)
 
 
 def _segments(items: Sequence[Any], shape: Shape) -> tuple[list[Message], list[tuple[int, int]]]:
@@ -236,18 +263,20 @@ def _address(data: Any) -> int:
     return place
 
 
-def _digests(raw: bytes, ends: Sequence[int], hasher: Any, at: int) -> list[bytes]:
-    """Hashes of the first `end` bytes for each end, and of all. `hasher` has the first `at`."""
-    digests = []
-    for end in [*ends, len(raw)]:
+def _hashes(raw: bytes, ends: Sequence[int], hasher: Any, at: int) -> list[Any]:
+    """The hash of the first `end` bytes for each end, and of all. `hasher` has the first `at`."""
+    states = []
+    for end in ends:
         hasher.update(memoryview(raw)[at:end])
-        digests.append(hasher.digest())
+        states.append(hasher.copy())
         at = end
-    return digests
+    hasher.update(memoryview(raw)[at:])
+    return [*states, hasher]
 
 
-def _snapshot(raw: bytes, end: int, digest: bytes, like: Snapshot, turns: tuple[Known, ...]) -> Snapshot:
-    return replace(like, begin=raw[:_BEGIN], last=raw[max(0, end - _BEGIN) : end], end=end, digest=digest, turns=turns)
+def _snapshot(raw: bytes, end: int, state: Any, like: Snapshot, turns: tuple[Known, ...]) -> Snapshot:
+    first, last = raw[:_BEGIN], raw[max(0, end - _BEGIN) : end]
+    return Snapshot(like.kind, first, last, end, state.digest(), like.front, like.above, turns)
 
 
 def _known(turns: Sequence[Message]) -> list[Known]:

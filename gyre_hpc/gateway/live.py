@@ -23,9 +23,9 @@ from trees.tree import Call
 
 Tokens = NDArray[np.int32]
 TEXTS = 1 << 29
-"""Bytes of JSON that are kept for the prompts of all executions together."""
-TEXT_BYTES = 7
-"""Bytes of JSON of a token, about."""
+"""Bytes that are kept for all executions together: the JSON of their prompts, and their last bodies."""
+TEXT_BYTES = 12
+"""Bytes of a token, about: 7 of JSON, and its text in the body."""
 
 
 @dataclass
@@ -71,13 +71,14 @@ class Live:
         return Prompt(path, length + sum(len(run.tokens) for run in path[len(known) :]))
 
     def forget_texts(self) -> None:
-        """Drop the JSON of all runs."""
+        """Drop the JSON of all runs, and the last body."""
         for run in self.runs.values():
             run.forget()
+        self.memory.last = None
 
 
 class Texts:
-    """Bounds what the JSON of all live executions takes: those that asked last keep theirs."""
+    """Bounds what the texts of all live executions take: those that asked last keep theirs."""
 
     def __init__(self, limit: int = TEXTS) -> None:
         """`limit`: bytes."""

@@ -434,7 +434,7 @@ class Recorder:
     def _keep(live: Live, digest: bytes, call: Call) -> None:
         """Retries get this answer again; the events of the oldest go."""
         live.delivered[digest] = call
-        over = [digest for digest in live.delivered if digest in live.streams]
+        over = [digest for digest in live.streams if digest in live.delivered]
         for old in over[:-KEPT]:
             del live.streams[old]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from blake3 import blake3
 
 from gyre_hpc.gateway import anthropic, bodies, chat, responses
 from gyre_hpc.gateway.bodies import Memory
@@ -174,6 +175,8 @@ def test_every_way_of_reading_reads_the_same(name: str, seed: int, monkeypatch: 
             harness.grow()
         if harness.rng.random() < 0.3:
             harness.edit()
+        if harness.rng.random() < 0.4:
+            memory.last = None  # hashed, then
         raw = harness.body()
         assert told(lambda raw=raw: dialect.ask(raw, {}, "m", memory)) == told(lambda raw=raw: dialect.ask(raw, {}, "m"))  # type: ignore[misc]
     assert min(ways.values()) >= 5, f"each way was taken: {ways}"
@@ -242,6 +245,18 @@ def test_a_snapshot_that_was_used_is_not_the_next_to_go() -> None:
         assert memory.snapshots[-1] is first
 
 
+def test_a_change_far_in_front_is_seen_by_comparing_as_by_hashing() -> None:
+    harness, memory = grown(20)
+    assert memory.last is not None
+    harness.items[7] = {**harness.items[7], "content": "changed"}
+    raw = front(harness)
+    assert all(snapshot.end > raw.index(b'"changed"') for snapshot, _ in memory.last.marks)
+    assert not any(snapshot.digest == blake3(raw[: snapshot.end]).digest() for snapshot, _ in memory.last.marks)
+    for kept in (memory.last, None):
+        memory.last = kept
+        assert told(lambda: anthropic.Messages().ask(raw, {}, "m", memory)) == told(lambda: anthropic.Messages().ask(raw, {}, "m"))
+
+
 def test_the_memory_is_bounded_and_holds_no_text() -> None:
     harness, memory = grown(2)
     for _ in range(60):
@@ -249,6 +264,8 @@ def test_the_memory_is_bounded_and_holds_no_text() -> None:
         anthropic.Messages().ask(front(harness), {}, "m", memory)
     assert len(memory.snapshots) <= bodies.SNAPSHOTS
     assert len(memory.items) <= len(harness.items)
+    assert memory.last is not None
+    assert memory.last.raw == front(harness), "of bodies only the last one"
     assert all(isinstance(turn, Known) for turn in memory.items.values())
     other = Harness("chat", 2)
     chat.ChatCompletions().ask(orjson.dumps({"messages": other.items}), {}, "m", memory)
