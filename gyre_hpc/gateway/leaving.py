@@ -55,8 +55,10 @@ class Leaving:
                 self._departures[route] = route.departure = Departure(route.link)
         homes = {execution for execution, seat in floor.home.items() if seat in self._seats}
         self.living = homes.union(*(route.executions for route in routes))
-        self._reserved: dict[int, int] = {}
+        self._reserved: dict[int, tuple[int, int]] = {}
+        """Execution -> (its place elsewhere, where it lived here)."""
         self._calls: list[Call] | None = None
+        self._owed = {"calls": 0, "conversations": 0}
         self._waiting: list[tuple[Route, Conversation]] = []
         self._arriving: list[asyncio.Future[object]] | None = None
         self._ended: asyncio.Task[dict[str, Any]] | None = None
@@ -77,7 +79,8 @@ class Leaving:
                 route = self._floor.place_for(execution)
                 if route is None:
                     break
-                self._reserved[execution] = self._floor.home[execution] = route.seat
+                self._reserved[execution] = (route.seat, self._floor.home[execution])
+                self._floor.home[execution] = route.seat
             short = len(self._without_place())
             if not short or asyncio.get_running_loop().time() >= until:
                 return {"executions": len(self.living), "placed": len(self.living) - short}
@@ -93,15 +96,17 @@ class Leaving:
                 call.held = True
             for route in self._routes:
                 route.draining = False
-                self._waiting += ((route, conversation) for conversation in self._floor.conversations.leave(route.seat))
+                here = self._floor.conversations.leave(route.seat)
+                self._waiting += [(route, conversation) for conversation in here] if self.hands_over else []
                 self._floor.shut(route)
+            self._owed = {"calls": len(self._calls), "conversations": len(self._waiting)}
         try:
             await asyncio.wait_for(asyncio.gather(*(self._floor.emptied(route) for route in self._routes)), deadline)
         except TimeoutError:
             left = sum(len(route.calls) for route in self._routes)
             self.unhold()
             raise TimeoutError(f"closing the route of cell {self.cell}: {left} calls still there after {deadline:.1f} s") from None
-        return {"calls": len(self._calls), "conversations": len(self._waiting)}
+        return dict(self._owed)
 
     def hand_over(self) -> dict[str, int]:
         """What was held goes on where there is room, with its KV where that can travel: {moved, held}."""
@@ -139,22 +144,27 @@ class Leaving:
         await self._end_departures()
 
     def unhold(self) -> None:
-        """What was held goes on wherever there is room; conversations still have their KV here."""
+        """What was held goes on wherever there is room; conversations that were not handed over still have their KV here."""
         for call in self._calls or ():
             call.held = False
-        for route, conversation in self._waiting:
-            self._floor.conversations.end(conversation.execution, route.seat, conversation.tokens)
+        if self._ended is None:  # else their KV has gone elsewhere, or is gone
+            for route, conversation in self._waiting:
+                self._floor.conversations.end(conversation.execution, route.seat, conversation.tokens)
         self._waiting, self._calls = [], None
         self._floor.dispatch()
 
     def unreserve(self) -> None:
         """Who has a place elsewhere and has not used it lives here again."""
-        here = min(self._seats, default=None)
         busy = {call.execution for call in self._floor.waiting if not call.held}
-        for execution, seat in self._reserved.items():
-            if here is not None and self._floor.home.get(execution) == seat and execution not in busy and not self._runs(execution):
+        for execution, (there, here) in self._reserved.items():
+            if self._floor.home.get(execution) == there and execution not in busy and not self._runs(execution):
                 self._floor.home[execution] = here
         self._reserved = {}
+
+    def forget(self, execution: int) -> None:
+        """It has ended: its conversations need no KV, and it needs no place."""
+        self._waiting = [(route, conversation) for route, conversation in self._waiting if conversation.execution != execution]
+        self._reserved.pop(execution, None)
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
 
@@ -183,7 +193,7 @@ class Leaving:
             await asyncio.wait(pending)
         await self._end_departures()
         reports = [await departure.report() for departure in self._departures.values()]
-        answer: dict[str, Any] = {"acknowledged": len(self._calls or ()) + len(self._waiting), **self._counts}
+        answer: dict[str, Any] = {"acknowledged": sum(self._owed.values()), **self._counts}
         if reports:
             answer["handover"] = added(reports)
         answer["seconds"] = seconds = asyncio.get_running_loop().time() - self._began

@@ -222,6 +222,8 @@ class Router:
         """An execution has ended: it no longer counts where it lived, and nothing of it waits."""
         self.conversations.forget(execution)
         self.home.pop(execution, None)
+        for leaving in self._leaving.values():
+            leaving.forget(execution)
 
     def cell_of(self, execution: int) -> int | None:
         """Where an execution lives."""
@@ -407,6 +409,8 @@ class Router:
         self.dispatch()
         if call.granted.done():
             return call.granted.result()
+        if call.moving and not call.held:
+            call.settled.set()  # its KV can arrive nowhere now: whoever leaves waits no longer for that
         waited = 0.0
         try:
             while not (await asyncio.wait([call.granted], timeout=_HELD_LOG))[0]:

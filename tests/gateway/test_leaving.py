@@ -63,6 +63,21 @@ async def test_taken_back_after_any_phase_nothing_has_happened(upto: int) -> Non
     await router.aclose()
 
 
+async def test_what_was_handed_over_is_not_at_the_cell_again_when_it_returns() -> None:
+    router, engines = routed(2)
+    await turn(router, 1, [3] * 20, 3)
+    here = home_of(router, 1)
+    for phase in AT_GATEWAY:
+        await router.phase(here, phase, 5.0)
+    router.open(here)
+    pinned = engines[here].computed
+    assert await router.phase(here, "unroute", 1.0) == {"executions": 0}
+    await router.phase(here, "reserve", 1.0)
+    assert await router.phase(here, "hold", 1.0) == {"calls": 0, "conversations": 0}
+    assert engines[here].computed == pinned
+    await router.aclose()
+
+
 async def test_a_place_is_waited_for_and_no_cell_gets_more_than_it_holds() -> None:
     router, _ = routed(2, capacity=1)
     first = asyncio.create_task(turn(router, 1, [1] * 20, 3))
