@@ -301,7 +301,7 @@ class Policy(ABC):
         return len(void)
 
     def _feed(self) -> list[Decision]:
-        if not self.roles.core_trains or self._moves.returning or not self._open:
+        if not self.roles.core_trains or not self._open:  # `_open` waits for the returns
             return []
         decisions: list[Decision] = []
         while not self._step.full:

@@ -59,6 +59,8 @@ class World:
         self.claimants: set[int] = set()
         """Cells that may have a part of the open step's gradient."""
         self.closing = self.publishing = False
+        self.leaving = False
+        """A cell left rollout in this burst, or is on its way."""
         self.claimed = 0
         self.leftover = sum(g.size - g.finished for g in self.groups.values())
         """Unfinished executions that a restart found: they may be more than async's rollout cells hold."""
@@ -87,6 +89,9 @@ class World:
             self.dispatch_one()
         else:
             self.claim()
+        # a group has a slot until it is declared complete: it may have to be replaced
+        held = sum(max(1, g.size - g.finished) for g in self.groups.values() if g.valid is None)
+        assert self.policy.waterlevel == held + len(self.dispatches) * self.schedule.group_size, "the policy's count is not the ledger's"
 
     def claim(self) -> None:
         """The training cells claim the work of some further groups."""
@@ -124,6 +129,7 @@ class World:
                 self.claimants = set()
             case Published(version):
                 self.published, self.publishing = version, False
+                self.leaving = False
         self.tell(event)
 
     def crash(self) -> None:
@@ -142,6 +148,15 @@ class World:
 
     def tell(self, event: Event) -> None:
         self.carry_out(self.policy.on(event))
+        self.check_through()
+
+    def check_through(self) -> None:
+        """From the first cell that leaves rollout to the burst's publication, through every transfer: what serves holds what is unfinished.
+
+        (A boundary dispatches while cells are on their way back, and async queues what has no slot.)
+        """
+        if self.leaving and self.schedule.mode is not Mode.ASYNC:
+            assert self.waterlevel() <= self.rollout_capacity(), "unfinished executions without a slot in mid-burst"
 
     def carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -176,6 +191,7 @@ class World:
         if transfer.to is Role.TRAINING:
             assert transfer.cell == prefix < self.schedule.training_cells
             self.check_capacity(transfer.cell)
+            self.leaving = True
         else:
             assert self.schedule.mode is not Mode.ASYNC, "a cell of a fixed pool returns"
             assert transfer.cell == prefix - 1
