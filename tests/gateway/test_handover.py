@@ -119,6 +119,27 @@ async def test_a_hand_over_that_stands_still_is_given_up_within_the_deadline() -
     await router.aclose()
 
 
+async def test_a_destination_that_dies_in_a_pull_holds_nobody_up_and_the_call_waits() -> None:
+    router, engines = routed(2, patience=60.0)
+    task = asyncio.create_task(turn(router, 1, [1] * 20, 30))
+    await asyncio.sleep(0.02)
+    here = home_of(router, 1)
+    source, destination = engines[here], engines[1 - here]
+    destination.pull_delay = 0.1
+    closing = asyncio.create_task(router.close(here, 120.0))
+    while not destination.live:
+        await asyncio.sleep(0.001)
+    destination.broken = destination.gone = True
+    answer = await asyncio.wait_for(closing, 30.0)
+    assert answer["handover"]["doubts"] == {"destination": 1}
+    assert not source.pins
+    assert not task.done()
+    router.set_route(1 - here, None)
+    router.open(here)
+    assert await task == undisturbed([1] * 20, 30)
+    await router.aclose()
+
+
 async def test_a_route_that_is_taken_away_while_it_hands_over_fails_no_call() -> None:
     router, engines = routed(2)
     task = asyncio.create_task(turn(router, 1, [1] * 20, 30))
