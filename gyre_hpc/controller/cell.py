@@ -468,8 +468,8 @@ class CellRank:
     def _update(self, message: Update) -> dict[str, Any]:
         if self._engines is None or self.place.cell not in message.cells:
             return {}
-        self._engines.load(self._weights(message.weights), message.version, self.config.deadlines.transfer)
-        return {"engines": self._engines.addresses()}
+        seconds = self._engines.load(self._weights(message.weights), message.version, self.config.deadlines.transfer)
+        return {"engines": self._engines.addresses(), "verify": seconds["verify"]}
 
     def _weights(self, directory: str) -> Path:
         """A published version; another node renamed it into place, and a network file system may show that late."""

@@ -434,6 +434,8 @@ class Controller:
         patience = deadlines.transfer + deadlines.start
         reports = yield from self.asking.agree(Update(version, str(directory), serving), f"update to version {version}", patience)
         lap("load")
+        phases["verify"] = round(max((float(report.get("verify", 0.0)) for report in reports), default=0.0), 4)
+        phases["load"] = round(phases["load"] - phases["verify"], 4)
         for cell in serving:
             yield from set_routes(self.asking, self.client, cell, reports[cell])
         yield from self._open_routes(serving)

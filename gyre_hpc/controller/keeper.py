@@ -57,8 +57,12 @@ class Keeper:
         self._do(both)
         self._released = True
 
-    def load(self, model: Path, version: int, deadline: float) -> None:
-        """All have these weights, checked; the dead ones are started again. A released one does not serve before `resume`."""
+    def load(self, model: Path, version: int, deadline: float) -> dict[str, float]:
+        """All have these weights; the dead ones are started again. A released one does not serve before `resume`.
+
+        Seconds of `load`, and of `verify`: every engine is asked for the version that it has.
+        """
+        began = time.monotonic()
         action: Callable[[EngineServer], None]
         if self._released:
 
@@ -71,8 +75,12 @@ class Keeper:
                 server.update_weights(model, version, deadline)
 
         self._do(action)
+        loaded = time.monotonic()
+        self._do(lambda server: _verify(server, version, deadline))
+        verified = time.monotonic()
         self._released = False
         self.revive(model, version)
+        return {"load": loaded - began + time.monotonic() - verified, "verify": verified - loaded}
 
     def resume(self, model: Path, version: int, deadline: float) -> None:
         """All serve these weights."""
@@ -112,3 +120,9 @@ class Keeper:
             logger.warning("engine %d of cell %d is ended: %s", number, self._cell, fault)
         if faults:
             self._bank.each(lambda server: server.stop(), list(faults))
+
+
+def _verify(server: EngineServer, version: int, deadline: float) -> None:
+    have = server.health(deadline)["version"]
+    if have != version:
+        raise EngineFault(f"engine {server.pid} says version {have} after loading version {version}")

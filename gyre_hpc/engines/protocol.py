@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,6 +191,10 @@ class EngineServer(Protocol):
 
     def holding(self, deadline: float) -> Holding:
         """As the engine itself measures it, now that it runs."""
+        ...
+
+    def health(self, deadline: float) -> dict[str, Any]:
+        """What the process says of itself: `version` and `paused` at least."""
         ...
 
     def pause(self, deadline: float) -> None:

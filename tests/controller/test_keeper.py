@@ -26,6 +26,8 @@ class FakeServer:
         self.told: list[str] = []
         self.weights: tuple[Path, int] | None = None
         self.fails = ""
+        self.claims: int | None = None
+        """The version that it says it has, whatever it was given."""
         self.lives = True
 
     def _do(self, what: str) -> None:
@@ -39,6 +41,9 @@ class FakeServer:
 
     def holding(self, deadline: float) -> Holding:
         return Holding(64, 1)
+
+    def health(self, deadline: float) -> dict[str, object]:
+        return {"version": self.claims if self.claims is not None else self.weights[1] if self.weights else 0}
 
     def pause(self, deadline: float) -> None:
         self._do("pause")
@@ -122,3 +127,13 @@ def test_at_a_publication_one_that_can_not_load_is_replaced() -> None:
     keeper.load(NEW, 5, 1.0)
     assert not first.lives
     assert server(bank, 0).weights == (NEW, 5)
+
+
+def test_one_that_has_another_version_than_it_was_given_is_replaced() -> None:
+    keeper, bank = kept()
+    first = server(bank, 0)
+    first.claims = 1
+    seconds = keeper.load(NEW, 2, 1.0)
+    assert set(seconds) == {"load", "verify"}
+    assert not first.lives
+    assert server(bank, 0).weights == (NEW, 2)

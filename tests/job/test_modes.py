@@ -35,7 +35,7 @@ def test_async_moves_its_pools_once_and_publishes_to_the_others(tmp_path: Path) 
     assert run(job, sys.executable, "-m", "tests.job.weighing", "drive") == [(0, "training"), (1, "training")]
     published = job.events("publish")
     assert [event["version"] for event in published] == [2, 3]
-    assert all(set(event["phases"]) == {"write", "close", "load", "reopen"} for event in published)
+    assert all(set(event["phases"]) == {"write", "close", "load", "verify", "reopen"} for event in published)
     seen = [json.loads(line) for line in (tmp_path / "weights.jsonl").read_text().splitlines()]
     core = {entry["version"]: entry["digest"] for entry in seen if entry["cell"] == 0}
     assert len(set(core.values())) == 3, "each step changed them"
