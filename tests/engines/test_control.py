@@ -24,6 +24,12 @@ def start(program: str, log: Path) -> tuple[control.Child, int]:
     return control.Child(process, log), read
 
 
+def test_devices_are_numbered_inside_what_the_environment_allows() -> None:
+    assert control.visible_devices((), {"CUDA_VISIBLE_DEVICES": "4,5"}) == {}
+    assert control.visible_devices((0, 1), {}) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert control.visible_devices((1,), {"CUDA_VISIBLE_DEVICES": "4,GPU-ab"}) == {"CUDA_VISIBLE_DEVICES": "GPU-ab"}
+
+
 def test_first_line_is_awaited(tmp_path: Path) -> None:
     child, read = start(
         "import os, time; os.write(FD, b'http://h'); time.sleep(0.1); os.write(FD, b'ere\\n'); time.sleep(60)", tmp_path / "log"

@@ -14,7 +14,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.protocol import EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
-from gyre_hpc.engines.torch_engine import TorchEngine
+from gyre_hpc.engines.torch_engine import TorchEngine, rows_of
 from gyre_hpc.errors import ConfigError
 from tests.engines.models import VOCABULARY, plain_logprobs, save_random
 
@@ -133,6 +133,14 @@ async def test_killed_engine_is_a_fault_at_both_sides(models: tuple[Path, Path],
         await asyncio.to_thread(engine.update_weights, models[1], 1, 5.0)
     engine.stop()
     await client.close()
+
+
+async def test_it_holds_its_rows(engine: TorchEngine, tmp_path: Path) -> None:
+    held = engine.holding(1.0)
+    assert (held.executions, held.kv_tokens) == (engine.address.capacity, engine.address.capacity * engine.address.window)
+    assert rows_of(EngineSpec("torch", tmp_path, 0, 0, 64, tmp_path / "log", options={"rows": 5})) == 5
+    with pytest.raises(ConfigError, match=r"rollout\.capacity = 0 without rollout\.options\.rows"):
+        rows_of(EngineSpec("torch", tmp_path, 0, 0, 64, tmp_path / "log"))
 
 
 def test_bad_starts_say_why(models: tuple[Path, Path], tmp_path: Path) -> None:

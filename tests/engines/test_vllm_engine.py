@@ -23,7 +23,7 @@ from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.frames import Frames
 from gyre_hpc.engines.handover import Ticket
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
-from gyre_hpc.engines.vllm_engine import VllmEngine, command, request_body
+from gyre_hpc.engines.vllm_engine import VllmEngine, command, kv_tokens, request_body, sequences
 from gyre_hpc.engines.vllm_wire import Translator, parse_chunk
 from gyre_hpc.errors import ConfigError
 from tests.engines.models import VOCABULARY, plain_logprobs
@@ -103,6 +103,21 @@ def test_the_command_line_carries_options_and_guards_ours(models: tuple[Path, Pa
         command(EngineSpec("vllm", models[0], 0, 8, WINDOW, tmp_path / "log", options={"port": 1}), 1234)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         command(EngineSpec("vllm", tmp_path, 0, 8, WINDOW, tmp_path / "log"), 1234)
+
+
+def test_what_a_server_holds_is_read_from_its_own_metrics(tmp_path: Path) -> None:
+    line = 'vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="21844",num_cpu_blocks="None"} 1.0'
+    assert kv_tokens(f"# HELP vllm:cache_config_info Information\n# TYPE vllm:cache_config_info gauge\n{line}\nother 1\n") == 699008
+    for broken in ("", line.replace("21844", "None"), line.replace("block_size", "size")):
+        with pytest.raises(EngineFault, match=r"do not tell its KV cache .*: set rollout\.capacity"):
+            kv_tokens(broken)
+
+
+def test_as_many_calls_at_once_as_are_asked_for_or_as_the_user_says(tmp_path: Path) -> None:
+    def scheduled(capacity: int, **options: object) -> int:
+        return sequences(EngineSpec("vllm", tmp_path, 0, capacity, WINDOW, tmp_path / "log", options=options))
+
+    assert (scheduled(8), scheduled(0), scheduled(0, max_num_seqs=32), scheduled(8, **{"max-num-seqs": 16})) == (8, 256, 32, 16)
 
 
 def test_a_server_that_hands_over_is_told_so_and_says_so(models: tuple[Path, Path], tmp_path: Path) -> None:
@@ -289,6 +304,9 @@ async def test_log_probs_stops_and_hand_over(server: VllmEngine, client: Any, mo
     free = (await collect(client, request("stop", 20, temperature=0.0)))[0]
     stopped = await collect(client, request("stop", 20, temperature=0.0, stop=(free[6],)))
     assert (stopped[0], stopped[3]) == (free[: free.index(free[6]) + 1], "stop")
+    held = server.holding(10.0)
+    assert held.kv_tokens >= held.executions * WINDOW > 0
+    assert held.executions <= server.address.capacity
 
 
 @pytest.mark.vllm
