@@ -1,11 +1,11 @@
 """What one turn of a long conversation costs at the gateway: CPU time, engine and sockets excluded.
 
-    python -m benchmarks.gateway_turn [--sizes 10000,100000,500000,700000] [--turns 12] [--profile SIZE] [--quick]
+    python -m benchmarks.gateway_turn [--sizes 10000,100000,500000,700000] [--turns 12] [--profile SIZE] [--quick] [--wire vllm]
 
 Conversations grow through the real dialect, recorder and store by turns of about 4,700 tokens (a reply with a tool call, and its result;
 300 messages at 700K) until the prompt of the next turn has the size that the row says (turns that stand next to each other are spread
 around it, within 4 %). Measured are turns whose prompt has 3,500 tokens more than the one before, 500 of them the reply, from the request's
-bytes to those of the answer's events: parse, match, render, tokenise, intent, the engine's request as JSON, the engine's lines to tokens,
+bytes to those of the answer's events: parse, match, render, tokenise, intent, the engine's request as JSON, the engine's answer to tokens,
 tokens to text, answer, end. What the engine says is prepared beforehand, as bytes. Three ways:
 `extends`: the body goes on where the last one ended, byte for byte; `parse`: something in front of the messages changed, so that all of it
 is read; `naive`: parse, render the whole conversation, tokenise it, and dump the prompt as JSON, which is what keeps no tokens.
@@ -30,11 +30,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import orjson
 
 from benchmarks import vocabulary
+from gyre_hpc.engines import torch_engine, vllm_engine
+from gyre_hpc.engines.frames import Frames, frame
 from gyre_hpc.engines.protocol import GenerateRequest, TokenChunk
-from gyre_hpc.engines.vllm_engine import parse_line, request_body
+from gyre_hpc.engines.streaming import Lines, sound
 from gyre_hpc.gateway import anthropic
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.template import TurnRenderer
@@ -53,35 +56,45 @@ TOOLS = 8
 
 
 class Prepared:
-    """Fake of the router: writes the request's JSON and reads an answer's lines as the client of vLLM does; the lines are prepared."""
+    """Fake of the router: writes the request's JSON and reads the answer's bytes as an engine's client does; the bytes are prepared."""
 
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
+    def __init__(self, wire: str) -> None:
+        """`wire`: frames (our engine's) or vllm (its JSON)."""
+        self._vllm = wire == "vllm"
+        self._parts: list[bytes] = []
         self.context = 0
         self.bytes = 0
 
     def prepare(self, reply: list[int]) -> None:
         """What the engine says next."""
-        parts = [reply[at : at + CHUNK] for at in range(0, len(reply), CHUNK)]
-        self.lines = [_line(part, last=at == len(parts) - 1) for at, part in enumerate(parts)]
+        write = _event if self._vllm else _frame
+        self._parts = [write(reply[at : at + CHUNK], at + CHUNK >= len(reply)) for at in range(0, len(reply), CHUNK)]
 
     async def generate(self, request: GenerateRequest, execution: int) -> AsyncGenerator[TokenChunk, None]:
         self.context = len(request.prompt)
-        self.bytes = len(request_body(request, WINDOW, seeded=False))
-        for line in self.lines:
-            chunk = parse_line(line, 1)
-            if chunk is not None:
-                yield chunk
+        body = vllm_engine.request_body(request, WINDOW, seeded=False) if self._vllm else torch_engine.request_body(request)
+        self.bytes = len(body)
+        reader = Lines(lambda line: vllm_engine.parse_line(line, 1)) if self._vllm else Frames()
+        for part in self._parts:
+            for chunk in reader.feed(part):
+                if isinstance(chunk, TokenChunk):
+                    yield sound(chunk)
 
 
-def _line(tokens: list[int], last: bool) -> bytes:
+def _frame(tokens: list[int], last: bool) -> bytes:
+    """A frame of our engine's answer."""
+    columns = (np.asarray(tokens, np.int32), np.full(len(tokens), -0.5, np.float32), np.ones(len(tokens), np.int32))
+    return frame(TokenChunk(*columns, "stop" if last else None))
+
+
+def _event(tokens: list[int], last: bool) -> bytes:
     """An event of vLLM's answer."""
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": -0.5 - token / 1e6, "bytes": None, "top_logprobs": []} for token in tokens
     ]
     choice = {"index": 0, "logprobs": {"content": content}, "finish_reason": "stop" if last else None, "token_ids": tokens}
     spans = [{"version": "1", "start": 0, "end": len(tokens)}]
-    return b"data: " + orjson.dumps({"request_id": "call", "choices": [{**choice, "weight_versions": spans}]})
+    return b"data: " + orjson.dumps({"request_id": "call", "choices": [{**choice, "weight_versions": spans}]}) + b"\n"
 
 
 class Conversation:
@@ -105,7 +118,7 @@ class Conversation:
         """Real text of this many tokens, but for one or two where it is cut."""
         size = 5 * tokens
         at = self._rng.randrange(len(self._text) - size)
-        ids = self._renderer.tokenizer.encode(self._text[at : at + size], add_special_tokens=False).ids
+        ids = self._renderer._encode(self._text[at : at + size])
         return self._renderer.text(ids[:tokens])
 
     def body(self) -> bytes:
@@ -118,7 +131,7 @@ class Conversation:
         """What the policy says next."""
         call = orjson.dumps({"name": "Tool1", "arguments": {"path": "src/a.py", "command": self.piece(REPLY // 2)}}).decode()
         text = f"{self.piece(REPLY // 2).strip()}\n<tool_call>\n{call}\n</tool_call>"
-        return [*self._renderer.tokenizer.encode(text, add_special_tokens=False).ids, self._renderer.turn_end]
+        return [*self._renderer._encode(text), self._renderer.turn_end]
 
     def answered(self, events: bytes) -> None:
         """Put the answer into the history."""
@@ -168,9 +181,9 @@ async def carry_out(recorder: Recorder, execution: int, body: bytes) -> bytes:
 class Way:
     """One way of asking: conversations that grow, and the turns of them that are measured."""
 
-    def __init__(self, folder: Path, renderer: TurnRenderer, text: str, *, broken: bool) -> None:
+    def __init__(self, folder: Path, renderer: TurnRenderer, text: str, *, broken: bool, wire: str) -> None:
         self._renderer, self._text, self._broken = renderer, text, broken
-        self._store, self._engine = StoreWriter(folder), Prepared()
+        self._store, self._engine = StoreWriter(folder), Prepared(wire)
         self._recorder = Recorder(self._store, renderer, self._engine, RecorderSettings(seed=1, window=WINDOW), print)
         self._profiler: cProfile.Profile | None = None
         self.last = (0, 0, 0)
@@ -263,7 +276,7 @@ def _all(renderer: TurnRenderer, body: bytes) -> tuple[float, int]:
     return (time.process_time() - began) * 1e3, len(ids)
 
 
-async def main(sizes: list[int], count: int, profile: int, quick: bool) -> None:
+async def main(sizes: list[int], count: int, profile: int, quick: bool, wire: str) -> None:
     """Measure all and print the table."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     where, text = vocabulary.directory(), vocabulary.corpus()
@@ -275,7 +288,7 @@ async def main(sizes: list[int], count: int, profile: int, quick: bool) -> None:
         print(name)
         results[name] = {}
         with tempfile.TemporaryDirectory() as folder:
-            way = Way(Path(folder), renderer, text, broken=broken)
+            way = Way(Path(folder), renderer, text, broken=broken, wire=wire)
             await way.measure(sizes[0], WARM)
             for size in sizes:
                 times = results[name][size] = await way.measure(size, count)
@@ -311,5 +324,6 @@ if __name__ == "__main__":
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--profile", type=int, default=0, metavar="SIZE", help="print where the time goes at this size")
     parser.add_argument("--quick", action="store_true", help="without the naive way")
+    parser.add_argument("--wire", choices=("frames", "vllm"), default="frames", help="what the engine's answer is written in")
     options = parser.parse_args()
-    asyncio.run(main(options.sizes, options.turns, options.profile, options.quick))
+    asyncio.run(main(options.sizes, options.turns, options.profile, options.quick, options.wire))
