@@ -117,6 +117,7 @@ class Soak:
 
     def __init__(self, folder: Path, transfers: int, clients: int) -> None:
         self.folder, self.transfers, self.clients = folder, transfers, clients
+        self._program = installed("claude-code")
         self.enough = False
         """Set from outside: it is stopped now, and judged by what there is."""
         self.job = job_in(folder, transfers)
@@ -174,7 +175,7 @@ class Soak:
         mine = Runtime.read(self.job.paths.runtime(1) / "runtime.json")
         paths = RunPaths(self.folder / "client")
         tree = yaml.safe_load(self.job.paths.config.read_text())
-        client = {"kind": "claude-code", "path": str(installed("claude-code")), "argv": ["--tools", TOOLS], "max_tokens": 2048}
+        client = {"kind": "claude-code", "path": str(self._program), "argv": ["--tools", TOOLS], "max_tokens": 2048}
         tree["harness"] |= {**client, "slots_per_node": self.clients}
         paths.runtime(1).mkdir(parents=True)
         paths.config.write_text(yaml.safe_dump(tree))
@@ -206,7 +207,11 @@ class Soak:
         """The processes that live as long as the run, by name."""
         named: dict[str, psutil.Process] = {}
         for process in sorted(self.job.processes(), key=lambda p: p.pid):
-            name = next((name for argument, name in _MODULES.items() if process.cmdline()[1:3] == ["-m", argument]), None)
+            try:
+                command = process.cmdline()[1:3]
+            except psutil.NoSuchProcess:  # a box that ended meanwhile
+                continue
+            name = next((name for argument, name in _MODULES.items() if command == ["-m", argument]), None)
             if name is not None:
                 count = sum(known.startswith(name) for known in named)
                 named[f"{name}-{count}" if name in ("rank", "engine", "supervisor") else name] = process
