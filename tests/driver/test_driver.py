@@ -100,6 +100,18 @@ def test_sigterm_stops_in_good_order_and_the_next_attempt_resumes(run: RunPaths)
     assert [(e["attempt"], e["status"]) for e in events if e["kind"] == "run.end"] == [(1, "stopped"), (2, "done")]
 
 
+@pytest.mark.job
+def test_a_stop_while_the_ranks_start_does_not_wait_for_a_step(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUMBLES", "hang:9")
+    background = Background(run)
+    background.until(lambda: len(list(run.runtime(1).glob("ready-mpi.*"))) == 3)
+    background.process.send_signal(signal.SIGTERM)
+    code, out = background.end(30)
+    assert (code, out.splitlines()[-1]) == (75, "stopped by SIGTERM; the same command resumes")
+    assert "for the controller to end its step" not in (run.attempt_logs(1) / "driver.log").read_text()
+    assert left_behind(run) == []
+
+
 def victims(paths: RunPaths) -> dict[str, int]:
     """Pids by name, from the start marks."""
     return {
