@@ -90,6 +90,13 @@ def schedule_of(config: Config, held: Sequence[int] | None = None) -> Schedule:
     )
 
 
+def closing(reports: Sequence[dict[str, Any]]) -> float:
+    """Seconds of a close without the waiting for whoever worked longest: that of the cell which came last, or the core's, where the sum's own
+    time is again that of the last one (without new weights for satellites the core ends after them)."""
+    waited = reports[0]["reduce_seconds"] - min(report["reduce_seconds"] for report in reports)
+    return float(round(max(reports[0]["close_seconds"] - waited, min(report["close_seconds"] for report in reports)), 4))
+
+
 class Controller:
     """One attempt of a run. `run` returns the exit code; anything wrong is a GyreError."""
 
@@ -390,9 +397,7 @@ class Controller:
         core = reports[0]
         seconds = time.monotonic() - self._step_started
         self._step_started = time.monotonic()
-        # the sum's own time is that of the cell that came last: all others waited for it
-        waited = core["reduce_seconds"] - min(report["reduce_seconds"] for report in reports[: message.prefix])
-        fields = {**core["fields"], "close_seconds": round(core["close_seconds"] - waited, 4), "seconds": round(seconds, 3)}
+        fields = {**core["fields"], "close_seconds": closing(reports[: message.prefix]), "seconds": round(seconds, 3)}
         if core.get("checkpoint"):
             self.events.emit("checkpoint", step=step, **core["checkpoint"])
         self.events.emit("step.end", **fields)

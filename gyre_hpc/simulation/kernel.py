@@ -176,9 +176,9 @@ class Simulation:
             self._tell(Claimed(self.policy.step + 1, self.policy.fed))
 
     def _ragged(self) -> float:
-        """How much later than all on average the last of n cells ends: n / (n + 1) of a micro-step against half of one."""
+        """How much longer n cells that begin together take for whole micro-steps than for a fluid: on average (n - 1) / 2n of one."""
         cells = self.policy.roles.prefix
-        return self.scenario.costs.grain * (cells / (cells + 1) - 0.5)
+        return self.scenario.costs.grain * (cells - 1) / (2 * cells)
 
     def _complete_activity(self, event: Event) -> None:
         self.recorder.rolled(self.now, self.fleet)
