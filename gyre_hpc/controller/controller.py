@@ -91,8 +91,8 @@ def schedule_of(config: Config, held: Sequence[int] | None = None) -> Schedule:
 
 
 def closing(reports: Sequence[dict[str, Any]]) -> float:
-    """Seconds of a close without the waiting for whoever worked longest: that of the cell which came last, or the core's, where the sum's own
-    time is again that of the last one (without new weights for satellites the core ends after them)."""
+    """Seconds of a close without the waiting for whoever worked longest: that of the cell which came last, or the core's, where the sum's
+    own time is again that of the last one (without new weights for satellites the core ends after them)."""
     waited = reports[0]["reduce_seconds"] - min(report["reduce_seconds"] for report in reports)
     return float(round(max(reports[0]["close_seconds"] - waited, min(report["close_seconds"] for report in reports)), 4))
 
