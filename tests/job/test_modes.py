@@ -45,6 +45,34 @@ def test_async_moves_its_pools_once_and_publishes_to_the_others(tmp_path: Path) 
     assert all(event["cells"] == 2 for event in job.events("step.end"))
 
 
+def test_a_cell_whose_weights_come_too_late_stays_in_rollout_and_joins_the_next_burst_with_the_right_ones(tmp_path: Path) -> None:
+    """A transfer that fails in a phase is taken back, live; what was sent in vain is not taken for what is sent later."""
+    job = make(tmp_path)
+    transfers = run(job, sys.executable, "-m", "tests.job.weighing", "late")
+    (undone,) = job.events("transfer.undone")
+    assert (undone["cell"], undone["to"], undone["from"]) == (1, "training", "rollout")
+    assert undone["why"].startswith("restore: the core's weights: not there after 0 s")
+    assert [event["phase"] for event in job.events("transfer.phase") if event["undo"]] == [
+        "restore",
+        "release",
+        "acknowledge",
+        "hand-over",
+        "hold",
+        "reserve",
+        "unroute",
+    ]
+    assert (1, "training") in transfers, "in a later burst"
+    assert job.events("execution.lost") == []
+    newest, pulls = "", 0
+    for entry in map(json.loads, (tmp_path / "weights.jsonl").read_text().splitlines()):
+        if entry["cell"] == 0 and entry["what"] == "trainer":
+            newest = entry["digest"]
+        elif entry["what"] == "pulled" and entry["cell"] == 1 and newest:
+            assert entry["digest"] == newest
+            pulls += 1
+    assert pulls > 0
+
+
 def test_colocate_without_streaming_moves_all_cells_together(tmp_path: Path) -> None:
     job = make(tmp_path, schedule=dict(settings(mode="colocate", streaming=False, phi=0.0)))
     away = [(cell, "training") for cell in (0, 1, 2)]

@@ -1,6 +1,7 @@
 """Writes down what every trainer and every engine of a real run has for weights, after each step and each publication.
 
-`python -m tests.job.weighing drive CONFIG` is `gyre run` whose ranks are the real ones, with a look after `Close` and `Update`.
+`python -m tests.job.weighing drive CONFIG` is `gyre run` whose ranks are the real ones, with a look after `Close`, `Update` and a pull of
+weights; with `late` in place of `drive` the first pull of cell 1 counts as too late, so that it fails.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cells.reduce import Pending, start_receive
+from cells.waiting import DeadlineExceeded
 from gyre_hpc.config import load
+from gyre_hpc.controller import cell
 from gyre_hpc.controller import main as ranks
 from gyre_hpc.controller.cell import CellRank
 from gyre_hpc.controller.messages import Close, Update
@@ -26,8 +30,31 @@ def _note(rank: CellRank, what: str, version: int, digest: str) -> None:
         file.write(json.dumps({"cell": rank.place.cell, "what": what, "version": version, "digest": digest}) + "\n")
 
 
-def hook() -> None:
-    real_close, real_update = CellRank._close, CellRank._update
+def _never_in_time(*arguments: Any) -> Pending:
+    """A real receive whose first wait finds nothing; what comes must be there for the next."""
+    cell.start_receive = start_receive
+    pending = start_receive(*arguments)
+
+    def wait(name: str, deadline: float, log: Any) -> None:
+        del pending.wait  # type: ignore[method-assign]
+        raise DeadlineExceeded(name, 0.0)
+
+    pending.wait = wait  # type: ignore[method-assign]
+    return pending
+
+
+def hook(late: bool) -> None:
+    real_close, real_update, real_train = CellRank._close, CellRank._update, CellRank._train
+    failed = False
+
+    def train(self: CellRank, deadline: float) -> None:
+        nonlocal failed
+        if late and not failed and self.place.cell == 1:
+            failed = True
+            cell.start_receive = _never_in_time
+        real_train(self, deadline)
+        assert self._actor is not None
+        _note(self, "pulled", -1, hashlib.blake2b(self._actor.snapshot().tobytes(), digest_size=16).hexdigest())
 
     def close(self: CellRank, message: Close) -> dict[str, Any]:
         report = real_close(self, message)
@@ -43,12 +70,12 @@ def hook() -> None:
             _note(self, "engine", found["version"], found["digest"])
         return report
 
-    CellRank._close, CellRank._update = close, update  # type: ignore[method-assign]
+    CellRank._close, CellRank._update, CellRank._train = close, update, train  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "rank":
-        hook()
+    if sys.argv[1].startswith("rank-"):
+        hook(late=sys.argv[1] == "rank-late")
         sys.exit(ranks.main())
     made = rundir.prepare(load(Path(sys.argv[2])))
-    sys.exit(int(driver.drive(made.root, programs=Programs(mpi=lambda: python("tests.job.weighing", "rank")))))
+    sys.exit(int(driver.drive(made.root, programs=Programs(mpi=lambda: python("tests.job.weighing", f"rank-{sys.argv[1]}")))))
