@@ -28,7 +28,7 @@ REPLACED = {
     "engine": lambda p: _module(p, "gyre_hpc.engines.torch_server"),
     "supervisor": lambda p: _module(p, "gyre_hpc.executions.supervisor"),
 }
-STEPS = 10
+STEPS = 16
 
 
 def _module(process: psutil.Process, name: str) -> bool:
