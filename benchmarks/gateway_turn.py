@@ -38,6 +38,7 @@ from gyre_hpc.engines import torch_engine, vllm_engine
 from gyre_hpc.engines.frames import Frames, frame
 from gyre_hpc.engines.protocol import GenerateRequest, TokenChunk
 from gyre_hpc.engines.streaming import Lines, sound
+from gyre_hpc.engines.vllm_wire import parse_line
 from gyre_hpc.gateway import anthropic
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.template import TurnRenderer
@@ -74,7 +75,7 @@ class Prepared:
         self.context = len(request.prompt)
         body = vllm_engine.request_body(request, WINDOW, seeded=False) if self._vllm else torch_engine.request_body(request)
         self.bytes = len(body)
-        reader = Lines(lambda line: vllm_engine.parse_line(line, 1)) if self._vllm else Frames()
+        reader = Lines(lambda line: parse_line(line, 1)) if self._vllm else Frames()
         for part in self._parts:
             for chunk in reader.feed(part):
                 if isinstance(chunk, TokenChunk):
