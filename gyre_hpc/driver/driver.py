@@ -31,6 +31,7 @@ from typing import TypeVar
 
 from gyre_hpc import layout
 from gyre_hpc.config import BUILTIN_MODEL, Config
+from gyre_hpc.controller.live import read_live
 from gyre_hpc.driver import disk, requeue, rundir
 from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, place
 from gyre_hpc.driver.ending import end_one, signal_of, stop_all, verdict
@@ -371,10 +372,12 @@ class Attempt:
     def _stop(self, code: ExitCode) -> None:
         """As much time as the reason allows: for the controller's step when a stop was asked for, for the last seal when all is done.
 
-        Ranks that are still on their way into MPI have no step, and don't look for the stop file.
+        Before the controller shows itself in live.json there is no step, and nobody who looks for the stop file.
         """
         limit = self.config.deadlines.stop
-        patience = limit if code == ExitCode.RESUMABLE and self._ranks.up() else 0.0
+        live = read_live(self.paths.live)
+        listens = live is not None and live.get("attempt") == self.number
+        patience = limit if code == ExitCode.RESUMABLE and listens else 0.0
         leave = limit if code == ExitCode.DONE else None
         left = stop_all(self.children, self.world.launcher, self.folder, patience, MARK, lambda: self.signals.hurry, leave)
         if left:

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from gyre_hpc.config import load
+from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.driver import driver, ending, rundir
 from gyre_hpc.driver.allocation import node_name
 from gyre_hpc.driver.driver import MARK, WORLD_SIZE
@@ -142,6 +143,8 @@ def _steps(world: object, paths: RunPaths, steps: int, seconds: float, stop: Pat
     log = EventLog(paths.events)
     done = sum(event["kind"] == "step.end" for event in read_events(paths.events)) if world.rank == 0 else None  # type: ignore[attr-defined]
     done = world.bcast(done)  # type: ignore[attr-defined]
+    if world.rank == 0:  # type: ignore[attr-defined]
+        LiveFile(paths.live).write({"attempt": int(stop.parent.name.removeprefix("attempt-"))})  # as the controller: from now on it listens
     while done < steps:
         time.sleep(seconds)
         if world.bcast(stop.exists()):  # type: ignore[attr-defined]

@@ -104,7 +104,7 @@ def test_sigterm_stops_in_good_order_and_the_next_attempt_resumes(run: RunPaths)
 def test_a_stop_while_the_ranks_start_does_not_wait_for_a_step(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUMBLES", "hang:9")
     background = Background(run)
-    background.until(lambda: len(list(run.runtime(1).glob("ready-mpi.*"))) == 3)
+    background.until(lambda: len(list(run.runtime(1).glob("ready-mpi.*"))) == 3, 60)
     background.process.send_signal(signal.SIGTERM)
     code, out = background.end(30)
     assert (code, out.splitlines()[-1]) == (75, "stopped by SIGTERM; the same command resumes")
