@@ -195,7 +195,7 @@ class CellsSection(_Section):
     standalone: Annotated[int, Field(ge=0)] = 0
     """Nodes beside the cells that only roll out."""
     leftover: bool = True
-    """Nodes of the allocation that make no cell are standalone ones, too; without it they stay idle."""
+    """Nodes of the allocation that make no cell are standalone ones, too; without it they only run agents."""
 
 
 class ScheduleSection(_Section):

@@ -44,7 +44,7 @@ class Allocation:
 class Placement:
     """The node of every MPI rank (rank 0 the controller, then the cells' ranks in order, then one for each standalone node).
 
-    `cells`: the nodes of each; `switches`: those that each cell hangs on, empty without a topology; `idle` nodes have no part.
+    `cells`: the nodes of each; `switches`: those that each cell hangs on, empty without a topology; `idle` nodes only run agents.
     """
 
     ranks: tuple[str, ...]

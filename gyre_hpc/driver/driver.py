@@ -188,6 +188,8 @@ class Attempt:
         where, facts = self.world.allocation, self.world.placement.facts()
         log.info("attempt %d on %s (%s)", self.number, ", ".join(where.nodes), f"job {where.job}" if where.job else "no Slurm")
         self.events.emit("run.start", attempt=self.number, launcher=where.launcher, job=where.job, nodes=list(where.nodes), **facts)
+        if self.world.placement.straddling:
+            log.info("%d cells straddle switches: %s", self.world.placement.straddling, facts["switches"])
         if self.number > 1:
             self.events.emit("resume", attempt=self.number, step=last_checkpoint(self.paths))
 

@@ -29,7 +29,7 @@ def describe(start: Mapping[str, Any], engines: Mapping[str, Any]) -> list[str]:
         slots = sum(engines.get("standalone") or [])
         lines.append(f"standalone nodes: {_names(pool)}" + (f", holding {slots} executions" if slots else ""))
     if idle:
-        lines.append(f"nodes without a part: {_names(idle)}")
+        lines.append(f"nodes that only run agents: {_names(idle)}")
     if engines.get("over"):
         lines.append(
             f"{engines['over']} engines hold fewer executions of a full window than rollout.capacity says: {_least(engines)}; "
