@@ -7,8 +7,8 @@ The whole system runs (`gyre run`: driver, gateway, supervisor, MPI ranks, torch
 its box take executions of the same groups. Each tool call adds a line to a file and their number is the score, so the score says how many
 calls a harness was given, and the trees must hold exactly those. The run is stopped once it has seen enough transfers, there and back.
 
-What grows is looked at every second: memory, descriptors, threads and sockets of every process that lives as long as the run, files of the
-run, of /tmp and of /dev/shm; engines say at each release what of their slots is left.
+What grows is looked at every other second: memory, descriptors, threads and sockets of every process that lives as long as the run, files
+of the run, of /tmp and of /dev/shm; engines say at each release what of their slots is left.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ LIVE = 32
 """Executions that are live at every transfer."""
 GROUPS = 34
 """Outstanding groups of two: more than LIVE executions of them are unfinished."""
+PAUSE = 2.0
+"""Seconds between two looks."""
 TOOLS = "Bash,Read,Write"
 """Of the real client: with all that it has its prompt is 27,000 tokens long, half a minute of work for an engine on a busy core."""
 EXPLAINED = {"clean", "retry", "compaction", "sub-agent", "edit", "side-query"}
@@ -148,7 +150,7 @@ class Soak:
                     self._look(watched)
                 except psutil.NoSuchProcess as gone:
                     raise AssertionError(f"{gone}: {self.log.read_text()}") from None
-                time.sleep(1.0)
+                time.sleep(PAUSE)
             seen = self.job.events("transfer")
             self._end(other)
             run.send_signal(signal.SIGTERM)
@@ -360,8 +362,14 @@ def _size(file: Path) -> int | None:
 
 def _shared(watched: dict[str, psutil.Process]) -> tuple[int, int]:
     """Files of /dev/shm that one of the processes has mapped, and their bytes."""
-    found = {region.path for process in watched.values() for region in process.memory_maps() if region.path.startswith("/dev/shm/")}
-    sizes = [size for size in map(_size, map(Path, found)) if size is not None]
+    found: set[str] = set()
+    for process in watched.values():
+        try:
+            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()  # psutil reads smaps, which costs a hundred times as much
+        except OSError:
+            raise psutil.NoSuchProcess(process.pid) from None
+        found.update(line.partition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line)
+    sizes = [size for size in (_size(Path("/dev/shm") / name) for name in found) if size is not None]
     return len(sizes), sum(sizes)
 
 
