@@ -215,8 +215,9 @@ class CellRank:
         if not self.place.trains:
             logger.info("cell %d only serves: it holds no model of its own", self.place.cell)
         elif self.place.is_core:
-            master = self.ranks.cell.bcast(_free_address() if self.place.is_leader else None, root=0)
-            core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master, local)
+            with socket.socket() as held:
+                master = self.ranks.cell.bcast(_hold_address(held) if self.place.is_leader else None, root=0)
+                core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master, local)
             if self.checkpoint is not None:
                 core.load_state(read_core(self.checkpoint, self.place.slot))
             self._actor = core
@@ -486,9 +487,10 @@ def _or_error(action: Callable[[], T]) -> T | GyreError:
         return error
 
 
-def _free_address() -> str:
-    """host:port for the core cell's own torch.distributed world; bound and let go, so another process may take it: the start then fails."""
+def _hold_address(held: socket.socket) -> str:
+    """host:port for the core cell's own torch.distributed world. `held` keeps the port from other processes (it does not listen, so that
+    the world's own socket may be bound to it as well) until the world is there."""
     host = (os.environ.get("SLURMD_NODENAME") and socket.gethostname()) or "127.0.0.1"
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return f"{host}:{probe.getsockname()[1]}"
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return f"{host}:{held.getsockname()[1]}"

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from gyre_hpc.config import Config
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError, GyreError, Resumable
 from gyre_hpc.training.settings import deepspeed_settings
 
 Table = list[tuple[str, int, int, int]]
@@ -154,8 +154,8 @@ def _join(deepspeed: Any, backend: str, rank: int, world: int, master: str, dead
             backend, init_method=f"tcp://{master}", rank=rank, world_size=world, timeout=timedelta(seconds=deadline)
         )
     except (RuntimeError, ValueError) as error:
-        raise GyreError(
+        raise Resumable(
             f"core rank {rank} of {world} could not join {master}: {str(error).splitlines()[0]}",
-            "see the other core ranks' logs; raise deadlines.start if they are slow",
+            "see the other core ranks' logs; raise deadlines.start if they are slow; the same command resumes",
         ) from error
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
