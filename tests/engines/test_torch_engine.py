@@ -9,12 +9,14 @@ import signal
 import time
 from pathlib import Path
 
+import aiohttp
+import orjson
 import pytest
 from transformers import MambaConfig, MambaForCausalLM
 
 from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.protocol import EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
-from gyre_hpc.engines.torch_engine import TorchEngine, rows_of
+from gyre_hpc.engines.torch_engine import TorchEngine, request_body, rows_of
 from gyre_hpc.errors import ConfigError
 from tests.engines.models import VOCABULARY, plain_logprobs, save_random
 
@@ -51,6 +53,17 @@ async def test_streams_in_chunks_with_true_log_probs(engine: TorchEngine, models
     assert set(versions) == {0}
     expected = plain_logprobs(models[0], call.prompt, tokens, 0.8)
     assert max(abs(a - b) for a, b in zip(expected, logprobs, strict=True)) < TOLERANCE
+
+
+async def test_people_get_lines_of_json_that_say_the_same(engine: TorchEngine) -> None:
+    call = request("a", 10, seed=4)
+    tokens, logprobs, versions = joined(await collect(engine, call))
+    async with aiohttp.ClientSession() as session, session.post(f"{engine.address.url}/generate", data=request_body(call)) as answer:
+        lines = [orjson.loads(line) for line in (await answer.read()).splitlines() if line]
+    assert [token for line in lines for token in line["t"]] == tokens
+    assert max(abs(a - b) for a, b in zip(logprobs, [value for line in lines for value in line["l"]], strict=True)) < TOLERANCE
+    assert [version for line in lines for version, count in line["v"] for _ in range(count)] == versions
+    assert [line["f"] for line in lines] == [None] * (len(lines) - 1) + ["length"]
 
 
 async def test_closing_the_iterator_frees_the_row_at_once(engine: TorchEngine) -> None:
