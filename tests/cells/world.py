@@ -191,6 +191,9 @@ class World:
         if transfer.to is Role.TRAINING:
             assert transfer.cell == prefix < self.schedule.training_cells
             self.check_capacity(transfer.cell)
+            last = self.step + 1 >= min(self.published + self.schedule.mu, self.schedule.steps)
+            done = len(self.fed) == self.schedule.groups_per_step == self.claimed
+            assert not (self.schedule.join_late and last and done), "a cell joins a burst of which nothing is left"
             self.leaving = True
         else:
             assert self.schedule.mode is not Mode.ASYNC, "a cell of a fixed pool returns"
