@@ -160,8 +160,8 @@ def render(found: dict[str, Any]) -> str:
     """The tables as text."""
     out = [f"{found['title']}; {found['seeds']} seeds, ranges are the 5th to 95th percentile over them", ""]
     troubled = found["tuned"]["calm_hours"] is not None
-    first, last = ("without", "faults") if troubled else ("reported", "error ")
-    out.append(f"id   {first:>8}  simulated  range            {last}  idle  stale  how        configuration")
+    first, last = ("without", "faults") if troubled else ("reported", "error")
+    out.append(f"id   {first:>8}  simulated  range            {last:<6}  idle  stale  how        configuration")
     for row in found["rows"]:
         how = "fitted" if row["fitted"] else "predicted"
         out.append(_line(row, how))
@@ -171,6 +171,8 @@ def render(found: dict[str, Any]) -> str:
         out += ["", f"rms error {found['rms']:.2%}{predicted}"]
     elif troubled:
         out += ["", "without: hours without any fault"]
+    else:
+        out.append("")
     out += [_ratio_line(ratio) for ratio in found["ratios"]]
     if found["sweep"]:
         out += ["", "parameters  slot load  colocate h  elastic h  colocate : elastic"]
