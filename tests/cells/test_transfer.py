@@ -177,7 +177,7 @@ class World:
                 self.routed = False
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1000)
 @given(
     st.sampled_from(Role),
     st.integers(0, 2**32),

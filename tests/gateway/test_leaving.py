@@ -47,7 +47,7 @@ async def test_each_phase_does_its_part_and_no_more() -> None:
 @pytest.mark.parametrize("upto", range(1, 6))
 async def test_taken_back_after_any_phase_nothing_has_happened(upto: int) -> None:
     router, engines = routed(2, capacity=2)
-    task = asyncio.create_task(turn(router, 1, [1] * 20, 80))
+    task = asyncio.create_task(turn(router, 1, [1] * 20, 50))
     await asyncio.sleep(0.02)
     here = home_of(router, 1)
     for phase in AT_GATEWAY[:upto]:
@@ -57,7 +57,7 @@ async def test_taken_back_after_any_phase_nothing_has_happened(upto: int) -> Non
     assert all(cell["open"] for cell in cells(router).values())
     if upto <= 2:
         assert home_of(router, 1) == here, "the place is given back"
-    assert await task == undisturbed([1] * 20, 80)
+    assert await task == undisturbed([1] * 20, 50)
     assert await turn(router, 1, [1] * 21, 3) == undisturbed([1] * 21, 3)
     assert not any(engine.pins for engine in engines)
     await router.aclose()
