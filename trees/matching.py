@@ -38,12 +38,12 @@ class MessageIndex:
     """Boundaries of all live executions of one gateway. No I/O, no clock; not thread-safe."""
 
     def __init__(self) -> None:
-        self._of: dict[int, dict[bytes, int]] = {}
+        self._own: dict[int, dict[bytes, int]] = {}
 
     def deepest(self, execution: int, digests: Sequence[bytes]) -> Match:
         """The deepest recorded boundary of a request, by the digests of all its boundaries, the head's first. With nothing recorded:
         depth 0, node -1 and the head's digest; depth 0 with a node: only the head is known. O(boundaries behind the one found)."""
-        known = self._of.get(execution, {})
+        known = self._own.get(execution, {})
         for depth in range(len(digests) - 1, -1, -1):
             node = known.get(digests[depth])
             if node is not None:
@@ -54,18 +54,18 @@ class MessageIndex:
         """Record a boundary. Raises ValueError for one without a node."""
         if boundary.node < 0 or len(boundary.digest) != DIGEST_BYTES:
             raise ValueError(f"a boundary needs a node and a digest of {DIGEST_BYTES} bytes: {boundary}")
-        self._of.setdefault(execution, {})[boundary.digest] = boundary.node
+        self._own.setdefault(execution, {})[boundary.digest] = boundary.node
 
     def drop(self, execution: int, boundary: Match) -> None:
         """Nobody goes on from this node any more; without effect where another one was recorded under the digest meanwhile."""
-        known = self._of.get(execution, {})
+        known = self._own.get(execution, {})
         if known.get(boundary.digest) == boundary.node:
             del known[boundary.digest]
 
     def forget(self, execution: int) -> None:
         """Drop the boundaries of an execution that has ended."""
-        self._of.pop(execution, None)
+        self._own.pop(execution, None)
 
     def __len__(self) -> int:
         """Boundaries held now."""
-        return sum(len(known) for known in self._of.values())
+        return sum(len(known) for known in self._own.values())
