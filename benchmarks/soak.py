@@ -102,8 +102,8 @@ def job_in(folder: Path, transfers: int) -> Job:
             "max_turns": 40,
             "max_tokens": 400,
             "tool_delay": 12.0,
-            "timeout": 600,
-            "overall_timeout": 900,
+            "timeout": 3000,
+            "overall_timeout": 3300,
         },
         rollout={"capacity": 128},
         cells={"count": CELLS},
@@ -120,6 +120,8 @@ class Soak:
     def __init__(self, folder: Path, transfers: int, clients: int) -> None:
         self.folder, self.transfers, self.clients = folder, transfers, clients
         self._program = installed("claude-code")
+        self.stopped = ""
+        """When the run was asked to end, as logs write it."""
         self.enough = False
         """Set from outside: it is stopped now, and judged by what there is."""
         self.job = job_in(folder, transfers)
@@ -153,6 +155,7 @@ class Soak:
                 time.sleep(PAUSE)
             seen = self.job.events("transfer")
             self._end(other)
+            self.stopped = time.strftime("%Y-%m-%d %H:%M:%S")
             run.send_signal(signal.SIGTERM)
             code = run.wait(120)
         finally:
@@ -293,12 +296,13 @@ class Soak:
         found.check(not unknown, f"differences {unknown}")
 
     def _answered(self, found: Found) -> None:
-        """By the gateway's own count, which ends where the stop begins."""
+        """By the gateway's own count. Of the run's end on, which stops the engines first, calls of those who live break."""
         lines = (self.job.paths.attempt_logs(1) / "gateway.log").read_text().splitlines()
         (line,) = [line for line in lines if "answers to harnesses" in line]
-        answers = json.loads(line[line.index("{") :])
-        found.numbers["answers"] = answers
-        found.check(set(answers) <= {"200", "left"}, f"harnesses saw {answers}")
+        answers = Counter(json.loads(line[line.index("{") :]))
+        cut = sum("broke after" in line and line >= self.stopped for line in lines)
+        found.numbers |= {"answers": dict(answers), "broken_by_the_stop": cut}
+        found.check(set(answers) <= {"200", "left", "reset"} and answers["reset"] <= cut, f"harnesses saw {answers}, {cut} by the stop")
 
     def _grown(self, found: Found, allowed: Allowed) -> None:
         count = len(self.samples)

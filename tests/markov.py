@@ -64,7 +64,7 @@ def counting_task(path: Path) -> Path:
     """A task in Harbor format whose score says how many calls of the shell a harness was given: one line each, 1 for MOST."""
     for name in ("environment", "tests", "solution"):
         (path / name).mkdir(parents=True)
-    (path / "task.toml").write_text('version = "1.0"\n[agent]\ntimeout_sec = 900.0\n[verifier]\ntimeout_sec = 60.0\n')
+    (path / "task.toml").write_text('version = "1.0"\n[agent]\ntimeout_sec = 3600.0\n[verifier]\ntimeout_sec = 60.0\n')
     (path / "instruction.md").write_text("Say what you see.\nWrite a line.\nWrite another line.\n")
     (path / "environment/given.txt").write_text("given\n")
     reward = f'printf "{{\\"reward\\": %d.%03d}}" $((lines / {MOST})) $((lines % {MOST}))'
