@@ -10,8 +10,9 @@ Invariants:
 Why it fails at all: MPICH (5.0) hands each rank's whole UCX address buffer, several kilobytes with whatever lay in memory behind it,
 through PMI in pieces, and Slurm's pmi2 plugin reads at most 1,024 bytes of a request: a piece that compresses badly is cut, and the world
 then hangs in MPI_Init or aborts ("value not properly terminated in client request"), on some machines in one start of four. With libfabric
-(`DEFAULTS`) an address is some ten bytes. Our ranks talk over MPI about roles, claims and epochs only: weights and gradients
-go over NCCL or gloo. Whoever wants UCX says so: MPIR_CVAR_CH4_NETMOD=ucx in the environment (`CHOSEN` variables go through).
+(`DEFAULTS`) an address is some ten bytes. Roles, claims, epochs and the gradients' sums between cells go over MPI (those inside a
+cell over NCCL or gloo): whoever has a fabric that one library knows better says so, with MPIR_CVAR_CH4_NETMOD=ucx or FI_PROVIDER in the
+environment (`CHOSEN` variables go through); a start that fails is then made again, as any other.
 """
 
 from __future__ import annotations
