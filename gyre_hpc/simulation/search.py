@@ -51,12 +51,19 @@ class Candidate:
         size = self.nodes_per_cell if self.mode == Mode.ELASTIC.value else smallest
         cells = self.cells * self.nodes_per_cell // size
         found = [f"cells.count={cells}", f"cells.nodes_per_cell={size}", f"cells.standalone={self.standalone}"]
-        return [*found, f"schedule.mode={self.mode}", f"schedule.phi={self.phi:g}", f"schedule.mu={self.mu}", "schedule.trainers=null"]
+        return [
+            *found,
+            f"schedule.mode={self.mode}",
+            f"schedule.phi={self.phi:g}",
+            f"schedule.mu={self.mu}",
+            "schedule.trainers=null",
+            "schedule.join_late=true",
+        ]
 
     def scenario(self, facts: Facts, steps: int, window: bool = False, slots: float = 1.0) -> Scenario:
         """It on the facts; `window`: about so many steps of a longer run; `slots` scales how many executions a node holds."""
         f, mode = facts, Mode(self.mode)
-        schedule = Schedule((1,), f.groups_per_step, f.group_size, self.phi, self.mu, steps, mode=mode)
+        schedule = Schedule((1,), f.groups_per_step, f.group_size, self.phi, self.mu, steps, mode=mode, join_late=True)
         schedule, end = beyond(schedule, steps) if window else (schedule, None)
         nodes = self.cells * self.nodes_per_cell + self.standalone
         held = f.slots_per_node * slots

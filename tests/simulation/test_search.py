@@ -51,7 +51,7 @@ def test_the_best_is_told_as_a_configuration() -> None:
     elastic = Candidate("elastic", 6, 4, 7, 0.5, 3).overrides(2)
     assert elastic == [
         "cells.count=6", "cells.nodes_per_cell=4", "cells.standalone=7", "schedule.mode=elastic", "schedule.phi=0.5", "schedule.mu=3",
-        "schedule.trainers=null",
+        "schedule.trainers=null", "schedule.join_late=true",
     ]  # fmt: skip
     pools = Candidate("async", 1, 12, 20, 1.5, 1).overrides(4)
     assert {"cells.count=3", "cells.nodes_per_cell=4", "cells.standalone=20"} <= set(pools)
