@@ -30,7 +30,8 @@ def test_a_study_as_json_has_what_is_promised(tmp_path: Path, monkeypatch: pytes
 
 def test_an_unknown_study_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert gyre(["simulate", "paper-122"], monkeypatch) == 2
-    assert capsys.readouterr().err == "gyre: there is no study paper-122; did you mean paper-122b? there are: paper-122b, paper-24-nodes, paper-2.4t\n"
+    there = "there are: paper-122b, paper-24-nodes, paper-2.4t"
+    assert capsys.readouterr().err == f"gyre: there is no study paper-122; did you mean paper-122b? {there}\n"
 
 
 def test_a_plan_from_a_file_of_durations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
