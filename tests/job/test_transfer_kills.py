@@ -30,4 +30,3 @@ def test_any_process_may_be_killed_in_any_phase(tmp_path: Path) -> None:
     assert len(lines) == 4, "only the gateway, the controller and a leader end an attempt"
     kinds = [event["kind"] for event in read_events(tmp_path / "run" / "events.jsonl")]
     assert "engine.died" in kinds, "the one that was not found dead by what it was told"
-    assert "supervisor.again" in kinds
