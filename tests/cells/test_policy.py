@@ -231,6 +231,9 @@ def test_a_satellite_that_failed_to_leave_is_not_asked_again_in_this_burst() -> 
     assert drive(policy, TransferDone(0, TRAINING))[-1] == Transfer(1, TRAINING)
     assert drive(policy, TransferFailed(1, TRAINING)) == []
     assert complete(policy, 1, 2) == [Feed(1), CloseStep(1)]
+    drive(policy, StepDone(1), Published(1), GroupDispatched(3, 1, 2), GroupDispatched(4, 1, 2), TransferDone(0, ROLLOUT))
+    assert complete(policy, 2, 2) == [Transfer(0, TRAINING)]
+    assert drive(policy, TransferDone(0, TRAINING)) == [Feed(2), Transfer(1, TRAINING)]  # and in the next one it is
 
 
 def test_the_same_transfer_failing_again_and_again_is_an_error() -> None:
