@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gyre_hpc.gateway.harnesses import CLAUDE_CODE, CODEX, GENERIC, OPENCODE, QW
 from gyre_hpc.gateway.notes import Answered
 from gyre_hpc.gateway.roles import SIDE_QUERY_ROLE, History, Verdict, asks_for_summary
 from gyre_hpc.harness.texts import COMPACT
-from trees.matching import Match, boundaries
+from trees.matching import Match, chain
 from trees.records import Role
 
 TOOLS = ({"name": "bash", "description": "", "input_schema": {}},)
@@ -62,7 +63,8 @@ def talk(head: Head, *turns: str | dict[str, Any], harness: Harness = GENERIC) -
 
 def place(conversation: Conversation, depth: int, node: int) -> Match:
     """What the index says of a conversation whose first `depth` messages are known and end at `node`."""
-    digests = list(boundaries(conversation.head.canonical, [turn.canonical for turn in conversation.messages]))
+    said = [conversation.head.canonical, *(turn.canonical for turn in conversation.messages)]
+    digests = list(accumulate(said, chain, initial=b""))[1:]
     return Match(depth, node, digests[depth])
 
 
