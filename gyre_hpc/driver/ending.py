@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+
 from gyre_hpc import processes
 from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, started
 from gyre_hpc.errors import GyreError, Resumable
@@ -126,8 +128,9 @@ def stop_all(
 
 def end_one(child: Child, launcher: Launcher, folder: Path, mark: str) -> None:
     """End one child and what it started here and elsewhere; the others live on."""
-    ours = {note["pid"] for note in started(child, folder)}
-    marked = [process for process in processes.marked(mark, str(folder)) if process.pid in ours]
+    ours = {(note["node"], note["pid"]) for note in started(child, folder)}
+    # nodes that booted alike hand out the same pids: one of another node may here be the gateway's
+    marked = [process for process in processes.marked(mark, str(folder)) if (_node_of(process), process.pid) in ours]
     _send(child, signal.SIGTERM)
     _wait([child], LEAVE, lambda: False)
     _send(child, signal.SIGKILL)
@@ -137,6 +140,14 @@ def end_one(child: Child, launcher: Launcher, folder: Path, mark: str) -> None:
         launcher.close(child.name)
     except GyreError as error:
         log.error("%s", error.line)
+
+
+def _node_of(process: psutil.Process) -> str:
+    """The node's name as the process itself has left it in its start mark (driver/step.py); empty when it is gone."""
+    try:
+        return process.environ().get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+    except psutil.Error:
+        return ""
 
 
 def _wait(children: Sequence[Child], seconds: float, hurry: Callable[[], bool]) -> None:

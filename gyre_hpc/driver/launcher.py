@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,9 @@ from gyre_hpc.errors import GyreError
 
 MPI_STEP = "mpi"
 STEP_PREFIX = "gyre-"
+CANCELLED = 10.0
+"""Seconds for steps to be gone after scancel."""
+_LOOK = 0.25
 
 
 @dataclass(frozen=True)
@@ -145,10 +149,17 @@ class SlurmLauncher:
         return self._srun(MPI_STEP, step_argv(MPI_STEP, argv, where.folder), options, where, ranks, extra)
 
     def close(self, name: str = "") -> None:
-        """Cancel the steps of ours that still run in the allocation (an srun that was killed leaves its tasks behind)."""
+        """Cancel the steps of ours that still run in the allocation (an srun that was killed leaves its tasks behind), and wait until they
+        are gone: who comes next needs their devices. Raises GyreError when they stay."""
         left = parse_steps(ask(steps_command(self.job)), name)
         if left:
             ask(["scancel", "--signal=KILL", *left])
+        end = time.monotonic() + CANCELLED
+        while left:
+            if time.monotonic() > end:
+                raise GyreError(f"Slurm steps {', '.join(left)} are still there {CANCELLED:.0f} s after scancel", "see the nodes' slurmd")
+            time.sleep(_LOOK)
+            left = parse_steps(ask(steps_command(self.job)), name)
 
     def _srun(
         self,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from gyre_hpc.driver import ending
-from gyre_hpc.driver.ending import stop_all, verdict
+from gyre_hpc.driver.ending import end_one, stop_all, verdict
 from gyre_hpc.driver.launcher import Child, LocalLauncher
 from gyre_hpc.failure import Failure, record_failure
 
@@ -72,3 +74,29 @@ def test_what_a_rank_says_itself_counts_more_than_a_broken_connection_that_was_t
 def test_a_broken_connection_is_told_where_nothing_else_is_known(tmp_path: Path) -> None:
     record_failure(tmp_path, Failure("controller", "Exception: Other MPI error", "", 75, 1.0, consequence=True))
     assert verdict(ended(tmp_path, 1, ""), tmp_path).what == "controller: Exception: Other MPI error"
+
+
+def marked(tmp_path: Path, name: str) -> subprocess.Popen[bytes]:
+    """A process of the attempt on this node."""
+    environment = {**os.environ, "GYRE_TEST_MARK": str(tmp_path)}
+    environment.pop("SLURMD_NODENAME", None)
+    process = subprocess.Popen([sys.executable, "-c", TIDY, str(tmp_path / name), "tidy"], env=environment, start_new_session=True)
+    while not (tmp_path / name).exists():
+        time.sleep(0.02)
+    return process
+
+
+def test_the_end_of_one_child_spares_who_has_its_pid_on_another_node(tmp_path: Path) -> None:
+    here = os.uname().nodename.split(".")[0]
+    gateway, orphan = marked(tmp_path, "gateway"), marked(tmp_path, "orphan")
+    for rank, (node, process) in enumerate([("another", gateway), (here, orphan)]):
+        note = {"pid": process.pid, "node": node, "rank": rank}
+        (tmp_path / f"started-supervisor-n1.{rank}.json").write_text(json.dumps(note))
+    client = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
+    try:
+        end_one(Child("supervisor-n1", client, tmp_path / "log", 2), LocalLauncher(), tmp_path, "GYRE_TEST_MARK")
+        assert orphan.wait(5.0) == 0
+        assert gateway.poll() is None
+    finally:
+        gateway.kill()
+        gateway.wait()
