@@ -148,6 +148,8 @@ class Attempt:
         self._control: ControlClient | None = None
         self._lives: Counter[str] = Counter()
         """Times that each supervisor was started again."""
+        self._awaited: list[tuple[Child, float]] = []
+        """Started again, and until when they must have left their marks."""
         self._tail = EventTail(paths.events)
         self._tail.read()
         self._show = printer(say) if watcher is None else None
@@ -274,6 +276,7 @@ class Attempt:
         if dead is None:
             self._check_said()
             self._check_world()
+            self._check_marks()
             return False
         if dead.name == MPI_STEP and dead.process.returncode == 0:
             return True
@@ -306,7 +309,9 @@ class Attempt:
         log.warning("%s was killed, %d executions are lost and tried again; starting it again", dead.name, len(lost))
         self.children.remove(dead)
         self.events.emit("supervisor.again", node=node, lost=len(lost), tries=self._lives[dead.name], attempt=self.number)
-        self._add(self._start_supervisor(node))
+        for mark in self.folder.glob(f"started-{dead.name}.*json"):
+            mark.unlink(missing_ok=True)
+        self._add_again(self._start_supervisor(node))
         return True
 
     def _check_world(self) -> None:
@@ -325,8 +330,22 @@ class Attempt:
             raise Resumable(f"{why}, {TRIES} times; log: {mpi.log}", "`gyre doctor`; MPIR_CVAR_CH4_NETMOD chooses MPICH's network")
         log.warning("%s; starting it again (try %d of %d), log %s", why, tries + 1, TRIES, mpi.log)
         self.events.emit("mpi.again", attempt=self.number, tries=tries + 1, why=why)
-        self._add(self._start_ranks())
+        self._add_again(self._start_ranks())
         return False
+
+    def _add_again(self, child: Child) -> None:
+        self._add(child)
+        self._awaited.append((child, time.monotonic() + self.config.deadlines.start))
+
+    def _check_marks(self) -> None:
+        """What was started again must start: a step may wait in Slurm for ever. Raises Resumable."""
+        waiting = [(child, end) for child, end in self._awaited if child in self.children]
+        self._awaited = [(child, end) for child, end in waiting if len(started(child, self.folder)) < child.marks]
+        late = next((child for child, end in self._awaited if time.monotonic() > end), None)
+        if late is not None:
+            raise Resumable(
+                f"waited {self.config.deadlines.start:.0f} s for {late.name} to start again", "see driver.log; the same command resumes"
+            )
 
     def _check_said(self) -> None:
         """Raises a failure that a process wrote down a while ago without taking its step along."""

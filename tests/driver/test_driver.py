@@ -15,10 +15,14 @@ import psutil
 import pytest
 
 from gyre_hpc import processes
-from gyre_hpc.config import check
+from gyre_hpc.config import check, load
 from gyre_hpc.driver import driver as module
-from gyre_hpc.driver.driver import MARK, drive
+from gyre_hpc.driver.allocation import Allocation, Placement
+from gyre_hpc.driver.driver import MARK, Attempt, World, drive
+from gyre_hpc.driver.launcher import Child, LocalLauncher
 from gyre_hpc.driver.rundir import prepare
+from gyre_hpc.driver.runlock import RunLock
+from gyre_hpc.driver.signals import Signals
 from gyre_hpc.driver.world import WorldWatch
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.events import read_events
@@ -265,3 +269,26 @@ def test_ranks_that_never_get_through_mpi_init_end_the_attempt_by_name(run: RunP
         drive(run.root, programs=programs(steps=2))
     assert kinds(run) == ["run.start", "mpi.again", "mpi.again", "failure", "run.end"]
     assert left_behind(run) == []
+
+
+def test_what_is_started_again_must_start_within_its_deadline(run: RunPaths) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        config = load(run.config)
+        placed = Placement(("n1",), (("n1",),))
+        world = World(Allocation(("n1",)), placed, LocalLauncher(), programs())
+        with Signals() as signals:
+            attempt = Attempt(run, config, world, RunLock(run.lock), signals, None)
+            attempt.folder.mkdir(parents=True)
+            attempt._add_again(Child("supervisor-n1", process, run.root / "log", 1))
+            assert attempt._check_children() is False
+            child, _ = attempt._awaited[0]
+            attempt._awaited = [(child, 0.0)]
+            with pytest.raises(Resumable, match=r"waited 20 s for supervisor-n1 to start again"):
+                attempt._check_children()
+            (attempt.folder / "started-supervisor-n1.json").write_text('{"pid": 1, "node": "n1", "rank": null}')
+            assert attempt._check_children() is False
+            assert attempt._awaited == []
+    finally:
+        process.kill()
+        process.wait()
