@@ -137,6 +137,12 @@ class Leaving:
 
     # -- undone -------------------------------------------------------------------------------------------------------------------
 
+    def take_back(self) -> Coroutine[None, None, None]:
+        """All of it, at once: nothing is held, and no KV is handed over any more. What is returned gives back what is pinned."""
+        self._detach()
+        self.unhold()
+        return self.give_up()
+
     async def give_up(self) -> None:
         """What is on its way is computed again."""
         for task in self._arriving or ():
@@ -202,10 +208,15 @@ class Leaving:
         return answer
 
     async def _end_departures(self) -> None:
+        self._detach()
+        for departure in self._departures.values():
+            await departure.end()
+
+    def _detach(self) -> None:
+        """No call takes KV over from here any more."""
         for route, departure in self._departures.items():
             if route.departure is departure:
                 route.departure = None
-            await departure.end()
 
 
 def added(reports: list[dict[str, Any]]) -> dict[str, Any]:

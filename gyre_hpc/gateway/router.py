@@ -135,10 +135,10 @@ class Router:
             return
         if old is not None:
             del self._routes[seat]
-            self._leaving.pop(cell, None)
+            ending = self._taken_back(cell)
             self.conversations.leave(seat)
             self.shut(old)
-            self._spawn(self._close_client(old))
+            self._spawn(self._close_client(old, ending))
         if address is not None:
             self._routes[seat] = Route(seat, address, self._connector(address), self._linker(address))
         self.dispatch()
@@ -153,10 +153,8 @@ class Router:
             raise KeyError(cell)
         for route in routes:
             route.open, route.draining, route.faults, route.not_before, route.departure = True, False, 0, 0.0, None
-        leaving = self._leaving.pop(cell, None)
-        if leaving is not None:
-            leaving.unhold()
-            self._spawn(leaving.give_up())
+        if ending := self._taken_back(cell):
+            self._spawn(ending)
         self.dispatch()
 
     async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
@@ -180,8 +178,15 @@ class Router:
         """Nothing new goes there; the way out, phase by phase (leaving.py). The same one until the routes open or an engine changes."""
         leaving = self._leaving.get(cell)
         if leaving is None or leaving.hands_over is not hand_over:
+            if ending := self._taken_back(cell):
+                self._spawn(ending)
             leaving = self._leaving[cell] = Leaving(self, cell, self._of(cell), hand_over)
         return leaving
+
+    def _taken_back(self, cell: int) -> Coroutine[None, None, None] | None:
+        """A cell's way out ends here, whatever follows: nobody else would let go of what it holds. What is left of it to wait for."""
+        leaving = self._leaving.pop(cell, None)
+        return None if leaving is None else leaving.take_back()
 
     async def phase(self, cell: int, phase: str, deadline: float, undo: bool = False) -> dict[str, Any]:
         """One phase of leaving, as named in cells/transfer.py, or its undo. TimeoutError; KeyError for a cell that is not leaving.
@@ -499,7 +504,10 @@ class Router:
             route.idle.clear()
             await route.idle.wait()
 
-    async def _close_client(self, route: Route) -> None:
+    async def _close_client(self, route: Route, ending: Coroutine[None, None, None] | None = None) -> None:
+        """`ending`: what still gives pins back over its link."""
+        if ending is not None:
+            await ending
         await self.emptied(route)
         await route.client.close()
         if route.link is not None:

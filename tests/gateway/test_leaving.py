@@ -9,6 +9,7 @@ import pytest
 
 from cells.events import Role
 from cells.transfer import ORDER
+from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.gateway.router import Router
 from tests.engines.fake_kv import undisturbed
 from tests.gateway.test_handover import home_of, routed, turn
@@ -101,4 +102,24 @@ async def test_a_phase_out_of_turn_is_refused_and_its_undo_is_nothing() -> None:
         await router.phase(0, "hold", 1.0)
     assert await router.phase(0, "hold", 1.0, undo=True) == {}
     assert await router.phase(17, "unroute", 1.0) == {"executions": 0}, "a cell without an engine leaves at once"
+    await router.aclose()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_what_is_held_goes_on_when_another_way_out_begins_or_the_engine_is_replaced(replaced: bool) -> None:
+    router, engines = routed(2)
+    await turn(router, 2, [3] * 20, 3)
+    task = asyncio.create_task(turn(router, 1, [1] * 20, 50))
+    await asyncio.sleep(0.02)
+    here = home_of(router, 1)
+    for phase in AT_GATEWAY[:3]:
+        await router.phase(here, phase, 5.0)
+    assert router.counts()["held"] == 1
+    if replaced:
+        router.set_route(here, EngineAddress("vllm", str(here), 9, 4096, "nixl"))
+        router.open(here)
+    else:
+        await router.close(here, 5.0, hand_over=False)
+    assert await asyncio.wait_for(task, 5.0) == undisturbed([1] * 20, 50)
+    assert not any(engine.pulled for engine in engines), "of an engine that is gone, or of weights that change, nothing is taken over"
     await router.aclose()
