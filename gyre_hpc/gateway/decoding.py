@@ -42,7 +42,7 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        size = tokenizer.get_vocab_size() + 1
+        size = max(tokenizer.get_vocab().values(), default=-1) + 2  # a vocabulary may have holes; the last place is nobody's
         self._lengths = np.full(size, -1, np.int32)
         self._starts = np.zeros(size, np.int32)
         self._text = np.zeros(1 << 16, np.uint8)

@@ -68,3 +68,13 @@ def test_other_tokenizers_are_asked_themselves() -> None:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.decoder = decoders.WordPiece()
     assert said(decoding.decoders(words, [])(), [[0], [1, 0]]) == words.decode([0, 1, 0])
+
+
+def test_ids_behind_the_holes_of_a_vocabulary_have_their_text() -> None:
+    letters = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    sparse = Tokenizer(models.BPE(vocab={**letters, "far": 400}, merges=[]))
+    sparse.decoder = decoders.ByteLevel()
+    assert sparse.get_vocab_size() < 400
+    decoder = decoding.decoders(sparse, [])()
+    assert isinstance(decoder, ByteDecoder)
+    assert said(decoder, [[400, letters["x"], 300, 9_000, 401]]) == "farx", "and ids that there are not have none"
