@@ -214,6 +214,8 @@ class ScheduleSection(_Section):
     """Only the first so many cells ever train, the others roll out; null: all of them."""
     join_late: bool = False
     """Keep a step open for cells that come free while it is computed; without it a step closes when its last group was fed."""
+    shuffle: bool = False
+    """Mix the rows of a step's groups (controller/plan.py); only where a step's groups are all there before its training begins."""
 
 
 class TrainingSection(_Section):
@@ -424,6 +426,12 @@ def _cross_check(config: Config, origin: str) -> None:
         raise ConfigError(
             f"{origin}: schedule.staleness_bound = {bound} can't be kept in bursts of schedule.mu = {mu} steps",
             f"{mu - 1} or more, or a smaller mu",
+        )
+    if config.schedule.shuffle and (mu > 1 or config.schedule.streaming):
+        raise ConfigError(
+            f"{origin}: schedule.shuffle with schedule.mu = {mu}, schedule.streaming = {str(config.schedule.streaming).lower()}: "
+            "a step's groups are not all known before its training begins",
+            "schedule.mu = 1 and schedule.streaming = false, or no shuffle",
         )
     from gyre_hpc import layout
     from gyre_hpc.training.settings import deepspeed_settings

@@ -109,6 +109,14 @@ def test_true_is_no_number(tmp_path: Path, override: str) -> None:
         load(write(tmp_path, ""), [override])
 
 
+@pytest.mark.parametrize("override", ["schedule.mu=2", "schedule.streaming=true"])
+def test_a_step_whose_groups_are_not_all_known_is_not_shuffled(tmp_path: Path, override: str) -> None:
+    config = write(tmp_path, "schedule:\n  shuffle: true\n  streaming: false\n")
+    assert load(config).schedule.shuffle
+    with pytest.raises(ConfigError, match=r"schedule\.shuffle with schedule\.mu = \d.*schedule\.mu = 1 and schedule\.streaming = false"):
+        load(config, [override])
+
+
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"No such file.*give the path"):
         load(tmp_path / "none.yaml")

@@ -210,7 +210,7 @@ class Controller:
                 case Dispatch():
                     self._dispatch(decision)
                 case Feed():
-                    self._feed(decision.group)
+                    self._feed([decision.group, *self._fed_with_it()])
                 case Transfer():
                     self._begin(self._transfer(decision), f"transfer of cell {decision.cell} to {decision.to.value}")
                 case CloseStep():
@@ -465,13 +465,23 @@ class Controller:
         for entry in new:
             self._decisions.extend(self.policy.on(GroupDispatched(int(entry["group"]), decision.version, size)))  # type: ignore[call-overload]
 
-    def _feed(self, group: int) -> None:
-        state = self.groups[group]
-        plan = self.planner.plan([state.outcomes[index] for index in sorted(state.outcomes)])
-        self._plans.append((group, plan))
-        self._work.fed(len(plan.work.items))
-        if plan.work.items:
-            self.channel.announce(encode(plan.work), agree=False)
+    def _fed_with_it(self) -> list[int]:
+        """With `schedule.shuffle` the groups that the policy feeds at the same time: the step's, for they were all complete before."""
+        groups = []
+        while self.config.schedule.shuffle and self._decisions and isinstance(following := self._decisions[0], Feed):
+            self._decisions.popleft()
+            groups.append(following.group)
+        return groups
+
+    def _feed(self, groups: Sequence[int]) -> None:
+        ended = [[self.groups[group].outcomes[index] for index in sorted(self.groups[group].outcomes)] for group in groups]
+        shuffled = self.config.schedule.shuffle
+        plans = self.planner.together(ended, self.policy.step + 1) if shuffled else map(self.planner.plan, ended)
+        for group, plan in zip(groups, plans, strict=True):
+            self._plans.append((group, plan))
+            self._work.fed(len(plan.work.items))
+            if plan.work.items:
+                self.channel.announce(encode(plan.work), agree=False)
 
     def _show(self, force: bool = False) -> None:
         if not (force or self.live.due()):

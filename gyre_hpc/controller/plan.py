@@ -3,12 +3,16 @@
 Invariants: an execution's paths are the same in every process that selects with the same seed; a row is named in exactly one
 micro-step; micro-step indices are dense and never used twice in one attempt. Executions whose advantage is 0 carry no gradient and
 get no rows, but count in the step's number of executions (two-level mean).
+
+The global shuffle (`schedule.shuffle`) is possible where a step's groups are all there before the first is trained on: rows of different
+groups share micro-steps then, in an order drawn from (seed, step). The step's gradient is the same sum of the same rows either way.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gyre_hpc.controller.messages import RowRef, Work
 from trees.advantages import group_advantages
@@ -50,6 +54,23 @@ class Planner:
 
     def plan(self, outcomes: Sequence[Outcome]) -> GroupPlan:
         """Micro-steps of one complete group. Reads what the gateway has committed; IO errors reach the caller."""
+        rows, lengths, plan = self._read(outcomes)
+        return replace(plan, work=self._pack(rows, lengths))
+
+    def together(self, groups: Sequence[Sequence[Outcome]], step: int) -> list[GroupPlan]:
+        """The groups of step `step`, shuffled: the last one's plan has the micro-steps of all."""
+        found = [self._read(outcomes) for outcomes in groups]
+        rows = [(row, length) for mine, lengths, _ in found for row, length in zip(mine, lengths, strict=True)]
+        chance = random.Random(f"shuffle {self._seed} {step}")
+        chance.shuffle(rows)
+        work = self._pack([row for row, _ in rows], [length for _, length in rows])
+        items = list(work.items)  # packed longest first: what meets is drawn by that, who comes when is not
+        chance.shuffle(items)
+        plans = [plan for _, _, plan in found]
+        return [*plans[:-1], replace(plans[-1], work=replace(work, items=tuple(items)))]
+
+    def _read(self, outcomes: Sequence[Outcome]) -> tuple[list[RowRef], list[int], GroupPlan]:
+        """(rows, their tokens, the plan without micro-steps) of one group."""
         self._reader.refresh()
         advantages = group_advantages([outcome.score for outcome in outcomes], [outcome.valid for outcome in outcomes])
         valid = [outcome for outcome in outcomes if outcome.valid]
@@ -68,7 +89,11 @@ class Planner:
             for index, path in enumerate(paths):
                 rows.append(RowRef(outcome.execution, index, float(advantage)))
                 lengths.append(len(path.tokens))
+        score = float(sum(outcome.score for outcome in valid))
+        return rows, lengths, GroupPlan(Work(self.next_item, ()), len(valid), score, targets, skipped)
+
+    def _pack(self, rows: Sequence[RowRef], lengths: Sequence[int]) -> Work:
         items = tuple(tuple(rows[i] for i in members) for members in pack(lengths, self._budget))
-        work = Work(first=self.next_item, items=items)
+        work = Work(self.next_item, items)
         self.next_item += len(items)
-        return GroupPlan(work, len(valid), float(sum(outcome.score for outcome in valid)), targets, skipped)
+        return work

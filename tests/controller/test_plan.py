@@ -46,3 +46,32 @@ def test_rows_are_named_once_and_the_baseline_is_the_valid_ones(tmp_path: Path) 
         assert planner.next_item == len(plan.work.items)
         again = planner.plan(outcomes)
         assert again.work.first == len(plan.work.items)
+
+
+def test_a_shuffled_step_has_the_same_rows_mixed_over_its_groups(tmp_path: Path) -> None:
+    scores = (1.0, 0.0)
+    with StoreWriter(tmp_path) as store:
+        groups = []
+        for group in range(4):
+            store.append(Group(group, "task", 2, 0, 0))
+            groups.append([Outcome(record(store, group, index, score, 3), score, True) for index, score in enumerate(scores)])
+        store.commit()
+        apart = [planner(tmp_path).plan(outcomes) for outcomes in groups]
+        plans = planner(tmp_path).together(groups, step=1)
+        assert [(p.executions, p.score_sum, p.targets, p.skipped) for p in plans] == [
+            (p.executions, p.score_sum, p.targets, p.skipped) for p in apart
+        ]
+        assert [len(plan.work.items) for plan in plans[:-1]] == [0, 0, 0]
+        items = plans[-1].work.items
+        rows = [row for item in items for row in item]
+        assert sorted(rows, key=str) == sorted((row for plan in apart for item in plan.work.items for row in item), key=str)
+        assert [len(item) for item in sorted(items, key=len)] == [2, 3, 3], "fuller than a group alone makes them"
+        of = {outcome.execution: number for number, outcomes in enumerate(groups) for outcome in outcomes}
+        assert any(len({of[row.execution] for row in item}) > 1 for item in items), "groups meet in a micro-step"
+        assert planner(tmp_path).together(groups, step=1)[-1].work == plans[-1].work, "every attempt draws the same"
+        assert planner(tmp_path).together(groups, step=2)[-1].work != plans[-1].work
+
+
+def planner(folder: Path) -> Planner:
+    """Three rows of eight tokens a micro-step."""
+    return Planner(StoreReader(folder), jmax=5, seed=1, tokens_per_microstep=24)

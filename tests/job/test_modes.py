@@ -74,9 +74,10 @@ def test_a_cell_whose_weights_come_too_late_stays_in_rollout_and_joins_the_next_
 
 
 def test_colocate_without_streaming_moves_all_cells_together(tmp_path: Path) -> None:
-    job = make(tmp_path, schedule=dict(settings(mode="colocate", streaming=False, phi=0.0)))
+    job = make(tmp_path, schedule=dict(settings(mode="colocate", streaming=False, phi=0.0, shuffle=True)))
     away = [(cell, "training") for cell in (0, 1, 2)]
     back = [(cell, "rollout") for cell in (2, 1, 0)]
     assert run(job) == [*away, *back, *away, *back, *away]
     leaving = [event for event in job.events("transfer") if event["to"] == "training"]
     assert all(event["live"] == 0 for event in leaving)  # nothing is unfinished when all cells train
+    assert all(event["microsteps"] == 1 for event in job.events("step.end") if event["rows"]), "a shuffled step's groups share it"
