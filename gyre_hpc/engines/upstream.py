@@ -26,6 +26,8 @@ OPENAI, VLLM = "openai", "vllm"
 AS_NAMES, AS_IDS = "return_tokens_as_token_ids", "return_token_ids"
 """How a server is asked for ids; which of the two it knows is found out at the start."""
 _NAMED = "token_id:"
+_LONGEST = 1 << 26
+"""Tokens of a call from which on it is damage."""
 _REFUSALS = frozenset({400, 401, 403, 404, 422})
 
 
@@ -69,8 +71,12 @@ class UpstreamClient:
                     kind = RequestRefused if response.status in _REFUSALS else EngineFault
                     raise kind(f"{self._url} answered {response.status}: {reason}")
                 try:
+                    sampled = 0
                     async with aclosing(chunks(response.content, Lines(lambda line: read_line(line, self._wire)))) as found:
                         async for chunk in found:
+                            sampled += len(chunk)
+                            if chunk.exact is not None and len(chunk.exact) != sampled:
+                                raise EngineFault(f"the server told the versions of {len(chunk.exact)} tokens, it sent {sampled}")
                             yield chunk
                             if chunk.finish is not None:
                                 await response.read()  # to the end, so that the connection can be used again
@@ -158,8 +164,11 @@ def _sampled(choice: dict[str, Any], wire: Wire) -> tuple[list[int], list[Any]]:
 
 
 def _exact(choice: dict[str, Any]) -> Ids | None:
-    """The version of every token of the call, where the server tells it by number."""
+    """The version of every token of the call, where the server tells it by number. Raises EngineFault."""
     spans = choice.get("weight_versions")
     if not spans or not all(str(span["version"]).isdecimal() for span in spans):
         return None
+    starts, ends = [span["start"] for span in spans], [span["end"] for span in spans]
+    if [*starts, ends[-1]] != [0, *ends] or not 0 <= ends[-1] < _LONGEST:
+        raise EngineFault(f"the server told versions of spans that do not follow one another: {str(spans)[:200]}")
     return np.repeat(np.array([int(span["version"]) for span in spans], np.int32), [span["end"] - span["start"] for span in spans])

@@ -261,10 +261,13 @@ class VllmClient:
 
 
 def _reader(response: aiohttp.ClientResponse) -> Reader:
-    """Of frames, where the guard is one that makes them."""
+    """Of frames, where the guard is one that makes them. Raises EngineFault."""
     if response.headers.get("Content-Type") == frames.MEDIA:
         return frames.Frames()
-    version = int(response.headers[vllm_guard.HEADER])
+    told = response.headers.get(vllm_guard.HEADER, "")
+    if not told.isdecimal():
+        raise EngineFault(f"vLLM's answer tells no weight version ({vllm_guard.HEADER}: {told!r}): its guard is not in front of it")
+    version = int(told)
     return Lines(lambda line: parse_line(line, version))
 
 

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, RequestRefused, Sampling, TokenChunk
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused, Sampling, TokenChunk
 from gyre_hpc.engines.streaming import Lines
-from gyre_hpc.engines.upstream import AS_IDS, AS_NAMES, OPENAI, VLLM, Wire, parse_chunk, read_line, request_body, root_of
+from gyre_hpc.engines.upstream import AS_IDS, AS_NAMES, OPENAI, VLLM, UpstreamClient, Wire, parse_chunk, read_line, request_body, root_of
 
 OURS = Wire(OPENAI, "m", lambda: 7, key="sesame")
 THEIRS = Wire(VLLM, "m", lambda: 7)
@@ -96,6 +98,9 @@ def test_vllm_tells_the_weights_of_every_token_with_the_last() -> None:
         (choice(token_ids=[-1], logprobs={"token_logprobs": [-0.5]}), "no token ids"),
         (choice(token_ids=[1 << 31], logprobs={"token_logprobs": [-0.5]}), "no token ids"),
         (choice(logprobs={"tokens": ["a"], "token_logprobs": [-0.5]}), "without their ids"),
+        (named(1, weight_versions=[{"version": "3", "start": 1, "end": 2}]), "do not follow"),
+        (named(1, weight_versions=[{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 2, "end": 3}]), "do not follow"),
+        (named(1, weight_versions=[{"version": "3", "start": 0, "end": 1 << 40}]), "do not follow"),
     ],
 )
 def test_what_is_missing_is_a_fault_and_never_guessed(event: dict[str, Any], why: str) -> None:
@@ -118,3 +123,27 @@ def test_the_key_is_sent_and_not_shown() -> None:
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_a_url_is_taken_with_and_without_v1(url: str) -> None:
     assert root_of(url) == "http://h:1"
+
+
+@pytest.mark.parametrize("told", [1, 2, 3])
+async def test_versions_of_other_tokens_than_were_sent_are_a_fault(told: int) -> None:
+    """In two events, of which the last tells the versions of `told` tokens."""
+    content = {"content": [{"logprob": -0.5}]}
+    spans = [{"version": "3", "start": 0, "end": told}]
+    events = [choice(token_ids=[4], logprobs=content), choice(token_ids=[5], logprobs=content, finish_reason="stop", weight_versions=spans)]
+
+    async def generate(request: web.Request) -> web.Response:
+        return web.Response(text="".join(f"data: {json.dumps(event)}\n\n" for event in events), content_type="text/event-stream")
+
+    app = web.Application()
+    app.add_routes([web.post("/inference/v1/generate", generate)])
+    async with TestServer(app) as server:
+        client = UpstreamClient(EngineAddress("vllm", str(server.make_url("")), 1, 64), THEIRS)
+        try:
+            if told == 2:
+                assert [chunk async for chunk in client.generate(CALL)] == [TokenChunk([4, 5], [-0.5] * 2, [7, 7], "stop", [3, 3])]
+            else:
+                with pytest.raises(EngineFault, match=f"versions of {told} tokens, it sent 2"):
+                    _ = [chunk async for chunk in client.generate(CALL)]
+        finally:
+            await client.close()

@@ -14,6 +14,7 @@ import aiohttp
 import psutil
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.frames import Frames
 from gyre_hpc.engines.handover import Ticket
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
-from gyre_hpc.engines.vllm_engine import VllmEngine, command, kv_tokens, request_body, sequences
+from gyre_hpc.engines.vllm_engine import VllmClient, VllmEngine, command, kv_tokens, request_body, sequences
 from gyre_hpc.engines.vllm_wire import Translator, parse_chunk
 from gyre_hpc.errors import ConfigError
 from tests.engines.models import VOCABULARY, plain_logprobs
@@ -239,6 +240,25 @@ async def test_who_accepts_frames_gets_them_in_place_of_events(monkeypatch: pyte
             assert Frames().feed(body) == [TokenChunk([4, 5, 6], [-0.5, -1.5, -2.0], [4, 4, 4], "stop")]
         else:
             assert body == data
+
+
+@pytest.mark.parametrize("told", [None, "default"])
+async def test_an_answer_without_a_weight_version_is_a_fault(told: str | None) -> None:
+    """Of a server that neither makes frames nor has the guard in front of it."""
+
+    async def generate(request: web.Request) -> web.Response:
+        headers = {} if told is None else {vllm_guard.HEADER: told}
+        return web.Response(text=f"data: {json.dumps(_event(finish_reason='stop'))}\n\n", content_type="text/event-stream", headers=headers)
+
+    app = web.Application()
+    app.add_routes([web.post("/inference/v1/generate", generate)])
+    async with TestServer(app) as server:
+        client = VllmClient(EngineAddress("vllm", str(server.make_url("")).rstrip("/"), 1, WINDOW))
+        try:
+            with pytest.raises(EngineFault, match="no weight version"):
+                _ = [chunk async for chunk in client.generate(GenerateRequest("r", [1], Sampling(4)))]
+        finally:
+            await client.close()
 
 
 @settings(max_examples=50, deadline=None)
