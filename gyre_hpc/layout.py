@@ -71,10 +71,9 @@ def training_cells(config: Config) -> int:
 
 
 def engine_devices(config: Config) -> int:
-    """Devices that each engine has: its share of the cell's, of one node at most; at least one."""
-    cells = config.cells
-    share = cells.nodes_per_cell * cells.ranks_per_node // config.rollout.engines_per_cell
-    return max(1, min(share, cells.ranks_per_node))
+    """Devices that every engine of a cell has, at least: its share, less where a node ends; one alone has those of its node."""
+    found = cell_seats(config, standalone=False)
+    return min((len(seat.devices) for seat in found if seat.devices), default=config.cells.ranks_per_node)
 
 
 def check(config: Config) -> None:
@@ -168,11 +167,11 @@ def waste(config: Config) -> list[str]:
             f"rollout.engines_per_cell = {rollout.engines_per_cell} for cells of {cells.nodes_per_cell} nodes: "
             f"{cells.nodes_per_cell - rollout.engines_per_cell} nodes of each cell have no engine"
         )
-    used, have = _vllm_devices(rollout.options), engine_devices(config)
-    if rollout.engine == "vllm" and used < have:
+    used, nodes = _vllm_devices(rollout.options), min(rollout.engines_per_cell, cells.nodes_per_cell)
+    if rollout.engine == "vllm" and used * rollout.engines_per_cell < nodes * cells.ranks_per_node:
         lines.append(
-            f"an engine uses {used} of its {have} devices (cells.ranks_per_node = {cells.ranks_per_node}, "
-            f"rollout.engines_per_cell = {rollout.engines_per_cell})"
+            f"rollout.engines_per_cell = {rollout.engines_per_cell} with {used} devices each use {used * rollout.engines_per_cell} of the "
+            f"{nodes * cells.ranks_per_node} devices on their nodes (cells.ranks_per_node = {cells.ranks_per_node})"
         )
     return lines
 

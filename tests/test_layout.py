@@ -108,7 +108,17 @@ def test_what_lies_idle_is_said() -> None:
     lines = waste(config(cells={"nodes_per_cell": 4, "ranks_per_node": 2}, rollout={"engine": "vllm"}))
     assert len(lines) == 2
     assert "3 nodes of each cell have no engine" in lines[0]
-    assert "an engine uses 1 of its 2 devices" in lines[1]
+    assert "engines_per_cell = 1 with 1 devices each use 1 of the 2 devices on their nodes" in lines[1]
+    (line,) = waste(config(cells={"nodes_per_cell": 2, "ranks_per_node": 4}, rollout={"engine": "vllm", "engines_per_cell": 3}))
+    assert "3 with 1 devices each use 3 of the 8 devices" in line
+
+
+def test_an_engine_at_the_end_of_a_node_must_have_the_devices_that_it_wants() -> None:
+    cells = {"nodes_per_cell": 3, "ranks_per_node": 4}
+    rollout = {"engine": "vllm", "engines_per_cell": 5, "options": {"tensor-parallel-size": 2}}
+    with pytest.raises(ConfigError, match=r"one vLLM engine wants 2 devices .* leaves it 1 of a cell's 3 nodes x 4"):
+        config(cells=cells, rollout=rollout)
+    config(cells=cells, rollout={**rollout, "engines_per_cell": 6})
 
 
 def test_a_crowd_on_one_machine_is_said_and_a_mob_refused() -> None:
