@@ -20,8 +20,8 @@ from gyre_hpc.errors import Resumable
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_AT_ONCE = 8
-"""Calls of the gateway that run at the same time."""
+_AT_ONCE = 32
+"""Calls of the gateway that run at the same time: cells whose routes close one after the other push their calls from one to the next."""
 
 
 class Asking:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,14 @@ from cells.claims import Claims
 from cells.communicators import Communicators
 from cells.epochs import Channel, DeadlineExceeded
 from cells.lines import Lines
-from cells.reduce import Pending, start_broadcast, start_receive, start_send, start_sum
+from cells.reduce import start_broadcast, start_sum
 from cells.waiting import wait
-from gyre_hpc.checkpoint import Checkpoint, RunState, abandon, begin, commit, read_core, write_core, write_state
+from gyre_hpc.checkpoint import Checkpoint, RunState, read_core
 from gyre_hpc.config import Config
 from gyre_hpc.controller.keeper import Keeper
 from gyre_hpc.controller.messages import Close, Command, Export, Message, Prefix, RowRef, Share, Start, Stop, Update, Work, decode, encode
-from gyre_hpc.errors import GyreError
+from gyre_hpc.controller.saving import save
+from gyre_hpc.controller.snapshots import Snapshots
 from gyre_hpc.layout import training_cells
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.loss import Sums
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from gyre_hpc.training.actor import Core, Satellite
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-_SNAPSHOT_TAG = 7
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.02
 
 
@@ -102,9 +101,7 @@ class CellRank:
         self._items: list[tuple[RowRef, ...]] = []
         self._selected: dict[int, list[Selected]] = {}
         self._sums: Sums | None = None
-        self._sending: list[Pending] = []
-        self._late: Pending | None = None
-        """A pull that was given up: what was sent for it comes before what is sent for the next."""
+        self._lent: Snapshots | None = None
         self._nap = _SHORTEST_NAP
 
     # -- the loop -----------------------------------------------------------------------------------------------------------------
@@ -140,7 +137,6 @@ class CellRank:
             self._wait(channel.drain, f"the end of {name}")
         for lines, name in ((self._inner_lines, "the cell's lines"), (self._lines, "the controller's lines")):
             self._wait(lines.drain, f"the end of {name}")
-        self._wait(lambda: self._late is None or self._late.test(), "weights that came too late")
         self._wait(self._poll_sends, "weights on their way")
 
     def _answer_question(self) -> bool:
@@ -153,7 +149,7 @@ class CellRank:
 
     def _tell_news(self) -> None:
         """The controller must know of engines that died: its routes lead there."""
-        dead = self._engines.news() if self._engines is not None else []
+        dead = self._engines.news() if self._engines is not None else {}
         if dead:
             self._lines.tell({"died": dead})
         self._inner_lines.progress()
@@ -168,12 +164,28 @@ class CellRank:
         epoch = self._inner.announce(raw, agree=True) if relays else -1
         report = self._handle(message)
         if relays:
-            others = self._wait(lambda: self._inner.reports(epoch), f"the cell's ranks ({type(message).__name__})")
+            others = self._wait(lambda: self._inner.reports(epoch), f"the cell's ranks ({type(message).__name__})", self._patience(message))
             for other in others:
                 report.setdefault("engines", {}).update(other.get("engines", {}))
+                if "verify" in other:
+                    report["verify"] = max(report.get("verify", 0.0), other["verify"])
                 if "failed" in other:
                     report.setdefault("failed", other["failed"])
         return report
+
+    def _patience(self, message: Message) -> float:
+        """Seconds for the cell's other ranks: never less than what they may take by their own deadlines (an engine may have to start)."""
+        deadlines = self.config.deadlines
+        match message:
+            case Start():
+                own = deadlines.start
+            case Update():
+                own = 1.5 * deadlines.transfer + deadlines.start
+            case Command():
+                own = 1.5 * message.seconds + deadlines.start
+            case _:
+                own = 0.0
+        return max(deadlines.step, own)
 
     def _handle(self, message: Message) -> dict[str, Any]:
         match message:
@@ -252,7 +264,8 @@ class CellRank:
         """A part of a phase of this cell's transfer (controller/transfers.py)."""
         try:
             if message.what == "lend":
-                self._send_snapshot(message.cell)
+                assert self._actor is not None
+                self._snapshots().lend(self._actor.snapshot(), message.cell)
             elif message.what == "restore":
                 self._train(message.seconds)
             elif message.what == "offload":
@@ -286,24 +299,14 @@ class CellRank:
         assert self._actor is not None
         self._actor.onload()
         if not self.place.is_core:
-            self._pull_snapshot(deadline)
+            self._actor.pull(self._snapshots().pull(self._actor.size, deadline))
         self._actor.zero()
         self._sums = None
 
-    def _send_snapshot(self, cell: int) -> None:
-        assert self._actor is not None
-        comm = self.ranks.prefix(self.ranks.layout.cells)
-        self._sending.append(start_send(comm, self._actor.snapshot(), cell, _SNAPSHOT_TAG))
-
-    def _pull_snapshot(self, deadline: float) -> None:
-        assert self._actor is not None
-        if self._late is not None:
-            self._late.wait("the core's weights of an earlier pull", deadline, logger.warning)
-        flat = np.empty(self._actor.size, np.float32)
-        self._late = start_receive(self.ranks.prefix(self.ranks.layout.cells), flat, 0, _SNAPSHOT_TAG)
-        self._late.wait("the core's weights", deadline, logger.warning)
-        self._late = None
-        self._actor.pull(flat)
+    def _snapshots(self) -> Snapshots:
+        if self._lent is None:
+            self._lent = Snapshots(self.ranks.prefix(self.ranks.layout.cells))
+        return self._lent
 
     # -- training -----------------------------------------------------------------------------------------------------------------
 
@@ -348,9 +351,8 @@ class CellRank:
         return seen()
 
     def _poll_sends(self) -> bool:
-        """Whether nothing is on its way to other cells."""
-        self._sending = [pending for pending in self._sending if not pending.test()]
-        return not self._sending
+        """Whether no weights are on their way to or from other cells."""
+        return self._lent is None or self._lent.progress()
 
     def _finish_items(self, message: Close) -> None:
         """Everything of the step that nobody has claimed yet. Before the cell's other ranks hear of the close."""
@@ -414,35 +416,10 @@ class CellRank:
         }
         report: dict[str, Any] = {"fields": fields}
         if message.checkpoint:
-            report["checkpoint"] = self._save(message, core, fields)
+            assert self.ranks.cell is not None
+            state = RunState(message.step, message.step, policy={**message.state, "fields": fields})
+            report["checkpoint"] = save(self.ranks.cell, self.paths, self.config.checkpoint.keep, core, state)
         return report
-
-    def _save(self, message: Close, core: Core, fields: dict[str, Any]) -> dict[str, Any]:
-        """The step's checkpoint: every rank of the core writes its shard, the leader the rest and the marker. Returns seconds and bytes."""
-        assert self.ranks.cell is not None
-        began = time.monotonic()
-        partial: Path | GyreError = Path()
-        if self.place.is_leader:
-            partial = _or_error(lambda: begin(self.paths, message.step))
-        partial = self.ranks.cell.bcast(partial, root=0)
-        if isinstance(partial, GyreError):
-            raise partial
-        # a rank whose disk is full still takes part, or the others would wait for it
-        parts = self.ranks.cell.allgather(_or_error(lambda: write_core(partial, core.state())))
-        errors = [part for part in parts if isinstance(part, GyreError)]
-        if errors:
-            if self.place.is_leader:
-                abandon(partial)
-            raise errors[0]
-        if not self.place.is_leader:
-            return {}
-        state = RunState(message.step, message.step, policy={**message.state, "fields": fields})
-        try:
-            saved = commit(partial, [*parts, write_state(partial, state)], self.config.checkpoint.keep)
-        except GyreError:
-            abandon(partial)
-            raise
-        return {"seconds": round(time.monotonic() - began, 4), "bytes": saved.bytes}
 
     def _refresh(self, prefix: int) -> None:
         """The burst goes on: the satellites in training take the stepped weights."""
@@ -477,14 +454,6 @@ class CellRank:
         path = Path(directory)
         self._wait(path.is_dir, f"{path.name} to be seen on this node", self.config.deadlines.transfer)
         return path
-
-
-def _or_error(action: Callable[[], T]) -> T | GyreError:
-    """What `action` returns, or the GyreError that it raised."""
-    try:
-        return action()
-    except GyreError as error:
-        return error
 
 
 def _hold_address(held: socket.socket) -> str:

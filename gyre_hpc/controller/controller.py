@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,10 +51,12 @@ from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.engines import Engines
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
-from gyre_hpc.controller.messages import Close, Command, Export, Start, Stop, Update, encode
+from gyre_hpc.controller.messages import Close, Start, Stop, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
+from gyre_hpc.controller.publication import open_routes, publish
+from gyre_hpc.controller.revival import Revival
 from gyre_hpc.controller.stepwork import Counter, StepWork
-from gyre_hpc.controller.transfers import Order, Transfers, set_routes
+from gyre_hpc.controller.transfers import Order, Transfers
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
@@ -138,8 +140,7 @@ class Controller:
         self._stopping = False
         self.asking = Asking(channel, lines)
         self.transfers = Transfers(self.asking, client, self.events, config.deadlines)
-        self._died: dict[int, set[int]] = {}
-        """Engines that have died, by cell."""
+        self.revival = Revival(self.asking, client, self.events, config.deadlines, attempt)
         self.counts = Counts(client.status, self.asking.http)
         self._stop_file = paths.runtime(attempt) / "stop"
 
@@ -266,21 +267,20 @@ class Controller:
             self._decisions.extend(self.policy.on(claimed))
 
     def _take_notes(self) -> None:
-        """Engines that died. Those of a cell in training are missed, and started again, when it returns."""
+        """Engines that died."""
         while (found := self.asking.lines.note()) is not None:
-            cell, dead = found[0] - 1, found[1]["died"]
-            self._died.setdefault(cell, set()).update(dead)
-            self.events.emit("engine.died", cell=cell, engines=dead, attempt=self.attempt)
+            self.revival.hear(found[0] - 1, found[1]["died"])
 
     def _begin_revival(self) -> bool:
         """An engine that died in rollout is started again before the next decision that takes time."""
-        if self._activity is not None or not self._died:
+        cell = self.revival.due(self._state_of) if self._activity is None else None
+        if cell is None:
             return False
-        cell, dead = self._died.popitem()
-        trains = cell < self.config.cells.count and self.policy.roles.state(cell) is not CellState.ROLLOUT
-        if not trains:
-            self._begin(self._revive(cell, dead), f"start of an engine of cell {cell}")
-        return not trains
+        self._begin(self.revival.run(cell, self.policy.published, str(self._weights)), f"start of an engine of cell {cell}")
+        return True
+
+    def _state_of(self, cell: int) -> CellState:
+        return CellState.ROLLOUT if cell in self._standalone else self.policy.roles.state(cell)
 
     def _check_idle(self) -> None:
         idle = time.monotonic() - self._progress_at
@@ -307,7 +307,7 @@ class Controller:
         if step:
             yield from self._export_and_update(step)
         else:
-            yield from self._open_routes(range(len(reports)))
+            yield from open_routes(self.asking, self.client, range(len(reports)))
         schedule: dict[str, Any] = self.saved.policy["schedule"] if self.saved else {"consumed_below": 0, "consumed": []}
         first = schedule["consumed_below"]
         ledger = yield from self.asking.call(lambda: self.client.ledger(first))
@@ -348,22 +348,6 @@ class Controller:
         handover = {"handover": facts["handover"]} if "handover" in facts else {}
         self.events.emit("transfer", **fields, **moved, live=status.get("live", 0), **handover)
         return [TransferDone(cell, to)]
-
-    def _revive(self, cell: int, dead: Iterable[int]) -> Activity:
-        """Its calls go on elsewhere, or wait; then the engine is back, with the published weights, at another address."""
-        began, seconds = time.monotonic(), self.config.deadlines.start
-        for engine in sorted(dead):
-            yield from self.asking.call(partial(self.client.set_route, cell, None, engine))
-        message = Command("revive", self.policy.published, str(self._weights), seconds)
-        report = yield from self.asking.ask(cell, message, "an engine to start again", 1.5 * seconds)
-        if report is None:
-            raise Resumable(
-                f"cell {cell} did not start its engine again within {1.5 * seconds:.0f} s", "see its log; the same command resumes"
-            )
-        yield from set_routes(self.asking, self.client, cell, report)
-        yield from self.asking.call(partial(self.client.open_route, cell))
-        self.events.emit("engine.start", cell=cell, engines=sorted(dead), seconds=round(time.monotonic() - began, 4), attempt=self.attempt)
-        return []
 
     def _close(self, step: int) -> Activity:
         plans, items = self._plans, self.planner.next_item
@@ -417,34 +401,12 @@ class Controller:
         self.events.emit("publish", version=version, seconds=round(time.monotonic() - began, 4), phases=phases)
         return [Published(version)]
 
-    def _open_routes(self, cells: Iterable[int]) -> Generator[None, None, None]:
-        yield from self.asking.calls([partial(self.client.open_route, cell) for cell in cells])
-
     def _export_and_update(self, version: int) -> Generator[None, None, dict[str, float]]:
-        """The core's weights to a directory, then into every engine that serves; calls are held while theirs reloads."""
+        """The core's weights into every engine that serves; old versions go."""
         directory = self.paths.weights_of(version)
-        deadlines, phases, clock = self.config.deadlines, {}, time.monotonic()
-
-        def lap(name: str) -> None:
-            nonlocal clock
-            phases[name], clock = round(time.monotonic() - clock, 4), time.monotonic()
-
-        yield from self.asking.agree(Export(version, str(directory)), f"export of version {version}", deadlines.transfer)
-        lap("write")
         rollout = (cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
         serving = (*rollout, *self._standalone)
-        yield from self.asking.calls([partial(self.client.close_route, cell, deadlines.transfer, hand_over=False) for cell in serving])
-        lap("close")
-        # an engine that has to be started again may take so much longer
-        patience = deadlines.transfer + deadlines.start
-        reports = yield from self.asking.agree(Update(version, str(directory), serving), f"update to version {version}", patience)
-        lap("load")
-        phases["verify"] = round(max((float(report.get("verify", 0.0)) for report in reports), default=0.0), 4)
-        phases["load"] = round(phases["load"] - phases["verify"], 4)
-        for cell in serving:
-            yield from set_routes(self.asking, self.client, cell, reports[cell])
-        yield from self._open_routes(serving)
-        lap("reopen")
+        phases = yield from publish(self.asking, self.client, self.config.deadlines, version, directory, serving)
         self._weights = directory
         for old in sorted(self.paths.weights.glob("version-*"))[:-2]:
             if old != directory:

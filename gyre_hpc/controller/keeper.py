@@ -1,7 +1,7 @@
 """The engines that a rank owns, kept alive: one that dies, or fails in what it is told, is ended and started again with the wanted weights.
 
 Invariants: an engine that failed is ended before anything else, for what it holds is not known (its memory is free then); a new one serves
-only the version that was asked for; it is started by the thread that started the first (engines/bank.py), with the same specification.
+only the version that was asked for and has the same specification; all that are dead are started at once, within one start deadline.
 Each engine is started again `restarts` times in an attempt; then Resumable ends the attempt, and the same command begins anew.
 """
 
@@ -37,12 +37,12 @@ class Keeper:
         pids = self._bank.pids
         return {str(number): {**asdict(address), "pid": pids[number]} for number, address in self._bank.addresses.items()}
 
-    def news(self) -> list[int]:
-        """Engines that have died since this was asked last."""
-        dead = [number for number in self._bank.dead() if self._bank.pids[number] not in self._told]
-        for number in dead:
-            self._told.add(self._bank.pids[number])
-            logger.warning("engine %d of cell %d (pid %d) died", number, self._cell, self._bank.pids[number])
+    def news(self) -> dict[int, int]:
+        """Engines that have died since this was asked last, with the pids that they had."""
+        dead = {number: pid for number in self._bank.dead() if (pid := self._bank.pids[number]) not in self._told}
+        for number, pid in dead.items():
+            self._told.add(pid)
+            logger.warning("engine %d of cell %d (pid %d) died", number, self._cell, pid)
         return dead
 
     def release(self, deadline: float) -> None:
@@ -63,6 +63,7 @@ class Keeper:
         Seconds of `load`, and of `verify`: every engine is asked for the version that it has.
         """
         began = time.monotonic()
+        end = began + deadline
         action: Callable[[EngineServer], None]
         if self._released:
 
@@ -76,7 +77,7 @@ class Keeper:
 
         self._do(action)
         loaded = time.monotonic()
-        self._do(lambda server: _verify(server, version, deadline))
+        self._do(lambda server: _verify(server, version, max(1.0, end - time.monotonic())))
         verified = time.monotonic()
         self._released = False
         self.revive(model, version)
@@ -91,7 +92,7 @@ class Keeper:
         self._do(lambda server: server.pause(deadline))
 
     def revive(self, model: Path, version: int) -> list[int]:
-        """Start the dead ones with these weights; which they were. Raises Resumable."""
+        """Start the dead ones with these weights, all at once; which they were. Raises Resumable."""
         dead = self._bank.dead()
         for number in dead:
             self._told.add(self._bank.pids[number])
@@ -101,12 +102,11 @@ class Keeper:
                     f"see {self._bank.specs[number].log}; the same command resumes",
                 )
             self._counts[number] += 1
-            began = time.monotonic()
-            try:
-                self._bank.restart(number, model, version, self._start_deadline)
-            except EngineFault as fault:
-                raise Resumable(f"engine {number} of cell {self._cell} did not start again: {fault}", "the same command resumes") from fault
-            logger.warning("engine %d of cell %d started again in %.1f s", number, self._cell, time.monotonic() - began)
+        began = time.monotonic()
+        for number, fault in self._bank.restart(dead, model, version, self._start_deadline).items():
+            raise Resumable(f"engine {number} of cell {self._cell} did not start again: {fault}", "the same command resumes") from fault
+        if dead:
+            logger.warning("engines %s of cell %d started again in %.1f s", dead, self._cell, time.monotonic() - began)
         return dead
 
     def stop(self) -> None:

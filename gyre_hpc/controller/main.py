@@ -2,15 +2,19 @@
 
 Rank 0 becomes the controller, the others ranks of cells. Invariants: a leader's engine is started before MPI_Init (its environment is
 scrubbed, but a fork after MPI_Init is what some fabrics forbid); one thread calls MPI; a rank that fails records why and aborts the
-whole world, because the others would wait for it until their deadlines; exit 0 done, 75 stopped and resumable.
+whole world, because the others would wait for it until their deadlines; the end of MPI has a deadline as well; exit 0 done, 75 stopped
+and resumable.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +23,7 @@ from urllib.parse import urlsplit
 from gyre_hpc import checkpoint as checkpoints
 from gyre_hpc.config import Config, load
 from gyre_hpc.driver.world import mark_ready, mark_through
-from gyre_hpc.errors import ExitCode, GyreError
+from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.events import read_events
 from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.layout import cell_seats
@@ -44,7 +48,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     runtime = Runtime.from_environment()
     paths = RunPaths(Path(runtime.run_dir))
-    who = "controller" if rank == 0 else f"rank-{rank:05d}"
+    who = _who(rank)
     try:
         code = _rank(runtime, paths, rank)
     except BaseException as error:
@@ -54,6 +58,10 @@ def main() -> int:
         _abort(failure.exit_code)
         return failure.exit_code
     return int(code)
+
+
+def _who(rank: int) -> str:
+    return "controller" if rank == 0 else f"rank-{rank:05d}"
 
 
 def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
@@ -74,8 +82,15 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
         code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims)
     else:
         code = _cell(config, paths, base, ranks, claims, engines, checkpoint)
-    claims.free()
-    _finalize_mpi()
+
+    def give_up() -> None:
+        error = Resumable(f"MPI did not end within {config.deadlines.step:.0f} s", "nothing is lost: the same command ends the run")
+        record_failure(paths.runtime(runtime.attempt), as_failure(_who(rank), error))
+        os._exit(int(error.exit_code))
+
+    with _guarded(config.deadlines.step, give_up):
+        claims.free()
+        _finalize_mpi()
     return code
 
 
@@ -191,6 +206,18 @@ def _init_mpi(folder: Path, rank: int) -> Any:
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
     mark_through(folder, rank)
     return MPI.COMM_WORLD
+
+
+@contextlib.contextmanager
+def _guarded(seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
+    """What can only be waited for inside MPI: `give_up` is called, in a thread of its own, when the body is not over after `seconds`."""
+    guard = threading.Timer(seconds, give_up)
+    guard.daemon = True
+    guard.start()
+    try:
+        yield
+    finally:
+        guard.cancel()
 
 
 def _finalize_mpi() -> None:

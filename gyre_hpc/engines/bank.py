@@ -7,8 +7,9 @@ Calls block with a deadline (seconds) and raise EngineFault, as those of a singl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,13 +70,20 @@ class EngineBank:
     def alive(self) -> bool:
         return not self.dead()
 
-    def restart(self, number: int, model: Path, version: int, deadline: float) -> EngineAddress:
-        """A new process in place of a dead one, with these weights; it serves when this returns, at another address."""
-        self._servers[number].stop()
-        server = self._starter(self.specs[number], deadline)
-        self._servers[number] = server
-        server.update_weights(model, version, deadline)
-        return server.address
+    def restart(self, numbers: Collection[int], model: Path, version: int, deadline: float) -> dict[int, EngineFault]:
+        """New processes in place of dead ones, all at once, with these weights within `deadline` seconds; the faults of those that failed.
+
+        The others serve when this returns, at other addresses.
+        """
+
+        def one(number: int) -> None:
+            end = time.monotonic() + deadline
+            self._servers[number].stop()
+            server = self._starter(self.specs[number], deadline)
+            self._servers[number] = server
+            server.update_weights(model, version, max(1.0, end - time.monotonic()))
+
+        return _faults({number: self._pool.submit(one, number) for number in numbers})
 
     def pause(self, deadline: float) -> None:
         """Stop serving; calls in flight are refused with EngineFault at their client."""
@@ -100,11 +108,7 @@ class EngineBank:
         """`action` on these engines (None: all) at once; the faults of those that failed. Raises what is no EngineFault."""
         chosen = self._servers if numbers is None else {number: self._servers[number] for number in numbers}
         futures = {number: self._pool.submit(action, server) for number, server in chosen.items()}
-        found = {number: future.exception() for number, future in futures.items()}
-        for error in found.values():
-            if error is not None and not isinstance(error, EngineFault):
-                raise error
-        return {number: error for number, error in found.items() if isinstance(error, EngineFault)}
+        return _faults(futures)
 
     def stop(self) -> None:
         """End every process."""
@@ -116,3 +120,12 @@ class EngineBank:
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
+
+
+def _faults(futures: Mapping[int, Future[Any]]) -> dict[int, EngineFault]:
+    """Wait for all; raises what is no EngineFault."""
+    found = {number: future.exception() for number, future in futures.items()}
+    for error in found.values():
+        if error is not None and not isinstance(error, EngineFault):
+            raise error
+    return {number: error for number, error in found.items() if isinstance(error, EngineFault)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -86,15 +87,15 @@ def test_there_and_back_without_trouble() -> None:
     assert server(bank, 1).told == ["pause", "release", "restore", "resume"]
     keeper.load(NEW, 3, 1.0)
     assert server(bank, 0).told[-1] == "update", "one that serves is updated in place"
-    assert keeper.news() == []
+    assert keeper.news() == {}
 
 
 def test_one_that_died_is_told_once_and_comes_back_with_the_weights_elsewhere() -> None:
     keeper, bank = kept()
     where = keeper.addresses()
     server(bank, 1).lives = False
-    assert keeper.news() == [1]
-    assert keeper.news() == []
+    assert keeper.news() == {1: where["1"]["pid"]}
+    assert keeper.news() == {}
     assert keeper.revive(NEW, 2) == [1]
     assert server(bank, 1).weights == (NEW, 2)
     assert server(bank, 0).weights is None, "the other one is left alone"
@@ -117,7 +118,7 @@ def test_one_that_fails_anywhere_on_its_way_is_replaced_before_it_serves(fails: 
     assert not first.lives
     assert server(bank, 0) is not first
     assert server(bank, 0).weights == (NEW, 2)
-    assert keeper.news() == [], "it is back already"
+    assert keeper.news() == {}, "it is back already"
 
 
 def test_at_a_publication_one_that_can_not_load_is_replaced() -> None:
@@ -137,3 +138,18 @@ def test_one_that_has_another_version_than_it_was_given_is_replaced() -> None:
     assert set(seconds) == {"load", "verify"}
     assert not first.lives
     assert server(bank, 0).weights == (NEW, 2)
+
+
+def test_all_that_died_are_started_at_once() -> None:
+    keeper, bank = kept(engines=3)
+    together = threading.Barrier(2, timeout=10.0)
+
+    class Slow(FakeServer):
+        def __init__(self, spec: EngineSpec, deadline: float) -> None:
+            together.wait()
+            super().__init__(spec, deadline)
+
+    bank._starter = Slow  # type: ignore[assignment]
+    server(bank, 0).lives = server(bank, 2).lives = False
+    assert keeper.revive(NEW, 2) == [0, 2]
+    assert bank.dead() == []

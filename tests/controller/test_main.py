@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from gyre_hpc.config import check
-from gyre_hpc.controller.main import _checkpoint
+from gyre_hpc.controller.main import _checkpoint, _guarded
 from gyre_hpc.errors import GyreError
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
@@ -20,3 +21,15 @@ def test_a_run_begins_without_checkpoint_once_only(tmp_path: Path) -> None:
     paths.checkpoint(7).mkdir(parents=True)  # without COMPLETE: a copy that was cut off
     with pytest.raises(GyreError, match=r"checkpoints has no usable checkpoint, but events\.jsonl tells of step 7; restore one"):
         _checkpoint(config, paths, tmp_path)
+
+
+def test_an_end_that_hangs_is_given_up_and_one_that_does_not_is_left_alone() -> None:
+    given_up = threading.Event()
+    with _guarded(0.01, given_up.set):
+        assert given_up.wait(10.0)
+    given_up.clear()
+    with _guarded(1000.0, given_up.set):
+        guard = next(thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))
+    guard.join(10.0)
+    assert not guard.is_alive()
+    assert not given_up.is_set()

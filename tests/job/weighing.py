@@ -15,8 +15,8 @@ from typing import Any
 from cells.reduce import Pending, start_receive
 from cells.waiting import DeadlineExceeded
 from gyre_hpc.config import load
-from gyre_hpc.controller import cell
 from gyre_hpc.controller import main as ranks
+from gyre_hpc.controller import snapshots
 from gyre_hpc.controller.cell import CellRank
 from gyre_hpc.controller.messages import Close, Update
 from gyre_hpc.driver import driver, rundir
@@ -32,7 +32,7 @@ def _note(rank: CellRank, what: str, version: int, digest: str) -> None:
 
 def _never_in_time(*arguments: Any) -> Pending:
     """A real receive whose first wait finds nothing; what comes must be there for the next."""
-    cell.start_receive = start_receive
+    snapshots.start_receive = start_receive
     pending = start_receive(*arguments)
 
     def wait(name: str, deadline: float, log: Any) -> None:
@@ -51,7 +51,7 @@ def hook(late: bool) -> None:
         nonlocal failed
         if late and not failed and self.place.cell == 1:
             failed = True
-            cell.start_receive = _never_in_time
+            snapshots.start_receive = _never_in_time
         real_train(self, deadline)
         assert self._actor is not None
         _note(self, "pulled", -1, hashlib.blake2b(self._actor.snapshot().tobytes(), digest_size=16).hexdigest())

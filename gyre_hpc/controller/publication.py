@@ -1,0 +1,51 @@
+"""New weights for every engine that serves: written by the core, loaded and checked by the engines while their calls are held.
+
+Ordering key: write, close, load, verify, reopen; the phases' seconds are told in that order. Invariants: no route is open while its engine
+loads; routes open when every engine has told its version, those of later cells first: what waits goes there, and they stay in rollout
+longest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from functools import partial
+from pathlib import Path
+
+from gyre_hpc.config import DeadlinesSection
+from gyre_hpc.controller.asking import Asking
+from gyre_hpc.controller.messages import Export, Update
+from gyre_hpc.controller.transfers import set_routes
+from gyre_hpc.gateway.client import ControlClient
+
+
+def publish(
+    asking: Asking, client: ControlClient, deadlines: DeadlinesSection, version: int, directory: Path, serving: Sequence[int]
+) -> Generator[None, None, dict[str, float]]:
+    """The core's weights to `directory`, then into every engine of the cells `serving`. Seconds of each phase; raises Resumable."""
+    phases, clock = {}, time.monotonic()
+
+    def lap(name: str) -> None:
+        nonlocal clock
+        phases[name], clock = round(time.monotonic() - clock, 4), time.monotonic()
+
+    yield from asking.agree(Export(version, str(directory)), f"export of version {version}", deadlines.transfer)
+    lap("write")
+    yield from asking.calls([partial(client.close_route, cell, deadlines.transfer, hand_over=False) for cell in serving])
+    lap("close")
+    # an engine that has to be started again may take so much longer
+    patience = 1.5 * deadlines.transfer + deadlines.start
+    reports = yield from asking.agree(Update(version, str(directory), tuple(serving)), f"update to version {version}", patience)
+    lap("load")
+    phases["verify"] = round(max((float(report.get("verify", 0.0)) for report in reports), default=0.0), 4)
+    phases["load"] = round(phases["load"] - phases["verify"], 4)
+    for cell in serving:
+        yield from set_routes(asking, client, cell, reports[cell])
+    yield from open_routes(asking, client, serving)
+    lap("reopen")
+    return phases
+
+
+def open_routes(asking: Asking, client: ControlClient, cells: Sequence[int]) -> Generator[None, None, None]:
+    """Calls may go to these cells' engines."""
+    yield from asking.calls([partial(client.open_route, cell) for cell in reversed(cells)])

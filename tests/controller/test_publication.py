@@ -1,0 +1,65 @@
+"""The order of a publication, before a made-up gateway and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from gyre_hpc.config import DeadlinesSection
+from gyre_hpc.controller.asking import Asking
+from gyre_hpc.controller.messages import Message, Update
+from gyre_hpc.controller.publication import publish
+from gyre_hpc.gateway.client import ControlClient
+
+T = TypeVar("T")
+
+
+class FakeWorld:
+    """In place of the gateway's client and of `Asking`."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def set_route(self, cell: int, address: dict[str, Any], engine: int = 0) -> None:
+        self.told.append(f"route {cell}.{engine}")
+
+    def open_route(self, cell: int) -> None:
+        self.told.append(f"open {cell}")
+
+    def close_route(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
+        assert not hand_over
+        self.told.append(f"close {cell}")
+        return {}
+
+    def call(self, function: Callable[[], T]) -> Generator[None, None, T]:
+        yield
+        return function()
+
+    def calls(self, functions: Sequence[Callable[[], T]]) -> Generator[None, None, list[T]]:
+        yield
+        return [function() for function in functions]
+
+    def agree(self, message: Message, name: str, deadline: float) -> Generator[None, None, list[dict[str, Any]]]:
+        yield
+        self.told.append(type(message).__name__)
+        if not isinstance(message, Update):
+            return [{}] * 4
+        engines = {"0": {"url": "", "pid": 1}, "1": {"url": "", "pid": 2}}
+        return [{"engines": engines, "verify": cell / 1e4} if cell in message.cells else {} for cell in range(4)]
+
+
+def test_no_route_is_open_while_engines_load_and_late_cells_open_first() -> None:
+    world = FakeWorld()
+    steps = publish(cast(Asking, world), cast(ControlClient, world), DeadlinesSection(), 7, Path("version-7"), (2, 3))
+    phases: dict[str, float] = {}
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            phases = stop.value
+            break
+    routes = ["route 2.0", "route 2.1", "route 3.0", "route 3.1"]
+    assert world.told == ["Export", "close 2", "close 3", "Update", *routes, "open 3", "open 2"]
+    assert set(phases) == {"write", "close", "load", "verify", "reopen"}
+    assert phases["verify"] == 0.0003
