@@ -35,6 +35,7 @@ from gyre_hpc.controller.live import read_live
 from gyre_hpc.driver import disk, requeue, rundir
 from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, place
 from gyre_hpc.driver.ending import end_one, signal_of, stop_all, verdict
+from gyre_hpc.driver.inputs import check_inputs
 from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, Surroundings, make_launcher, started
 from gyre_hpc.driver.lines import printer
 from gyre_hpc.driver.programs import Programs
@@ -43,7 +44,7 @@ from gyre_hpc.driver.signals import TIME_UP, Signals
 from gyre_hpc.driver.topology import find_topology
 from gyre_hpc.driver.waiting import wait_for
 from gyre_hpc.driver.world import TRIES, WorldWatch
-from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
+from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.events import EventLog, EventTail, read_events
 from gyre_hpc.failure import first_failure
 from gyre_hpc.gateway.client import ControlClient
@@ -219,9 +220,9 @@ class Attempt:
         log.info("all %d processes started", sum(child.marks for child in self.children))
 
     def _model(self, where: Surroundings) -> None:
-        """A path is checked; the built-in model is made by a child, once (torch, a minute or two), so that the driver keeps listening."""
+        """Inputs are checked; the built-in model is made by a child, once (torch, a minute or two), so that the driver keeps listening."""
+        check_inputs(self.config)
         if self.config.model.path != BUILTIN_MODEL:
-            check_model(self.config)
             return
         child = self.world.launcher.child("model", self.world.programs.model(), where)
         self.children.append(child)
@@ -469,14 +470,6 @@ def is_finished(paths: RunPaths, config: Config) -> bool:
         elif event["kind"] == "step.end":
             step = max(step, int(event["step"]))
     return status == "done" and step >= config.run.steps
-
-
-def check_model(config: Config) -> None:
-    """Raises ConfigError if model.path is no Hugging Face model directory."""
-    path = Path(config.model.path)
-    if config.model.path != BUILTIN_MODEL and not (path / "config.json").is_file():
-        problem = "has no config.json" if path.is_dir() else "does not exist"
-        raise ConfigError(f"model.path = {path} {problem}", f"give a Hugging Face model directory, or {BUILTIN_MODEL}")
 
 
 def write_report(run_dir: Path) -> None:

@@ -23,7 +23,9 @@ import submitit
 from submitit.helpers import Checkpointable, DelayedSubmission, clean_env
 
 from gyre_hpc.config import Config
+from gyre_hpc.driver.inputs import check_inputs
 from gyre_hpc.driver.programs import Programs
+from gyre_hpc.driver.rundir import frozen
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.paths import RunPaths
 
@@ -58,6 +60,7 @@ class DriverJob(Checkpointable):
 def submit_run(config: Config, paths: RunPaths, programs: Programs | None = None) -> str:
     """Submit one run; the job's id. Raises ConfigError where there is no Slurm or it refuses."""
     require_slurm()
+    check_inputs(frozen(paths))
     with slurm_errors():
         executor = make_executor(config, folder(paths.root), config.run.name)
         with outer_environment():
@@ -127,7 +130,9 @@ def slurm_errors() -> Iterator[None]:
     try:
         yield
     except submitit.core.utils.FailedJobError as error:
-        raise ConfigError(f"sbatch refused: {last_line(str(error))}", "check the `slurm` section of the configuration") from None
+        raise ConfigError(
+            f"sbatch refused: {last_line(str(error))}", "check the `slurm` section of the configuration, and that `sinfo` works here"
+        ) from None
     except submitit.core.utils.FailedSubmissionError as error:
         raise Resumable(f"submission failed: {last_line(str(error))}", "try again") from None
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from gyre_hpc.config import Config, check
 from gyre_hpc.driver.allocation import ask
+from gyre_hpc.driver.inputs import check_inputs
 from gyre_hpc.driver.programs import Programs
-from gyre_hpc.driver.rundir import prepare
+from gyre_hpc.driver.rundir import prepare, resolve
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
@@ -64,6 +65,11 @@ def plan(config: Config) -> list[Point]:
     grid = config.sweep.grid
     if not grid or not all(grid.values()):
         raise ConfigError("sweep.grid is empty", "name keys and lists of values, for example sweep: {grid: {training.lr: [0.001, 0.002]}}")
+    ours = [key for key in grid if key in ("run.dir", "run.name") or key.split(".")[0] == "sweep"]
+    if ours:
+        raise ConfigError(
+            f"sweep.grid has {ours[0]}", "take it out: a point's folder and name are made of its values, and all share one sweep"
+        )
     root = config.run_dir.expanduser().absolute()
     points = [_point(config, root, dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
     if len({point.name for point in points}) < len(points):
@@ -79,6 +85,8 @@ def submit_points(points: Sequence[Point], programs: Programs | None = None) -> 
     if len(asked) > 1:
         raise ConfigError("the points of sweep.grid ask Slurm for different resources", "keep cells.* and slurm.* out of the grid")
     submit.require_slurm()
+    for point in points:
+        check_inputs(resolve(point.config))
     for point in points:
         prepare(point.config)
     root = points[0].paths.root.parent

@@ -18,14 +18,14 @@ import aiohttp
 
 from gyre_hpc import processes
 from gyre_hpc.engines import control, frames
+from gyre_hpc.engines.options import torch_options
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
-from gyre_hpc.engines.streaming import chunks, session
+from gyre_hpc.engines.streaming import broken, chunks, session
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_DEFAULTS = {"flush": 8, "prefill": 4096, "prefix_mb": 256, "rows": 0, "device": ""}
 _SILENCE = 30.0
 """Seconds without even a blank line after which an engine counts as gone (it sends one every 5 s)."""
 _GRACE = 2.0
@@ -125,7 +125,7 @@ class TorchClient:
                     if not response.content.at_eof():
                         response.close()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineFault(f"connection to the engine: {type(error).__name__} {error}") from error
+            raise broken("the engine", error) from error
         raise EngineFault("the engine's answer ended early")
 
     async def close(self) -> None:
@@ -148,19 +148,16 @@ def request_body(request: GenerateRequest) -> bytes:
 
 def rows_of(spec: EngineSpec) -> int:
     """Calls that it computes at once. Raises ConfigError when nobody says."""
-    rows = spec.options.get("rows") or spec.capacity
-    if not isinstance(rows, int) or rows < 1:
+    rows = int(torch_options(spec.options)["rows"]) or spec.capacity
+    if rows < 1:
         raise ConfigError("rollout.capacity = 0 without rollout.options.rows", "the torch engine holds what it is told: set one of them")
     return rows
 
 
 def _command(spec: EngineSpec, ready: int) -> list[str]:
-    unknown = sorted(set(spec.options) - set(_DEFAULTS))
-    if unknown:
-        raise ConfigError(f"rollout.options.{unknown[0]} is unknown to the torch engine", f"valid: {', '.join(_DEFAULTS)}")
+    options = torch_options(spec.options)
     if not (spec.model / "config.json").is_file():
         raise ConfigError(f"model {spec.model}: no config.json there", "give the directory of a Hugging Face causal LM")
-    options = {**_DEFAULTS, **spec.options}
     options["rows"] = rows_of(spec)
     options["device"] = options["device"] or "auto"
     fixed = {

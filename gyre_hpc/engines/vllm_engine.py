@@ -41,31 +41,16 @@ from gyre_hpc import processes
 from gyre_hpc.engines import control, frames, handover_nixl, vllm_guard
 from gyre_hpc.engines.handover import NIXL, Doubt
 from gyre_hpc.engines.handover_nixl import pull_fields
+from gyre_hpc.engines.options import KV_GIB, vllm_options
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
 from gyre_hpc.engines.sampling import seed_key, uniforms
-from gyre_hpc.engines.streaming import Lines, Reader, chunks, session
+from gyre_hpc.engines.streaming import Lines, Reader, broken, chunks, session
 from gyre_hpc.engines.vllm_wire import parse_line
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_OURS = frozenset(
-    {
-        "model",
-        "host",
-        "port",
-        "dtype",
-        "max-model-len",
-        "middleware",
-        "worker-extension-cls",
-        "logprobs-mode",
-        "enable-scale-out",
-        "skip-tokenizer-init",
-    }
-)
-_KV_GIB = "kv_gib"
-"""Our one option that is not vLLM's: GiB of KV cache on CPU."""
 _GRACE = 10.0
 _POLL = 0.25
 MEASURED_SEQUENCES = 256
@@ -253,7 +238,7 @@ class VllmClient:
                     if not response.content.at_eof():
                         response.close()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineFault(f"connection to vLLM: {type(error).__name__} {error}") from error
+            raise broken("vLLM", error) from error
         raise EngineFault("vLLM's answer ended early")
 
     async def close(self) -> None:
@@ -296,9 +281,7 @@ def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:
 
 def command(spec: EngineSpec, port: int) -> list[str]:
     """The server's command line. Raises ConfigError for options that are ours to set."""
-    given = {name.replace("_", "-"): value for name, value in spec.options.items() if name != _KV_GIB}
-    if taken := sorted(_OURS & set(given)):
-        raise ConfigError(f"rollout.options.{taken[0]} is set by the engine itself", f"remove it; ours are {', '.join(sorted(_OURS))}")
+    given = vllm_options(spec.options)
     if not (spec.model / "config.json").is_file():
         raise ConfigError(f"model {spec.model}: no config.json there", "give the directory of a Hugging Face causal LM")
     options: dict[str, object] = {
@@ -373,7 +356,7 @@ def _environment(spec: EngineSpec, secret: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if on_cpu():
-        extra["VLLM_CPU_KVCACHE_SPACE"] = str(spec.options.get(_KV_GIB, 1))
+        extra["VLLM_CPU_KVCACHE_SPACE"] = str(spec.options.get(KV_GIB, 1))
         # several engines share a machine: each keeps to its number of threads, the kernel places them
         extra["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         extra["OMP_NUM_THREADS"] = str(spec.threads)

@@ -46,9 +46,7 @@ class ChoresSource:
     """Generated chores, written below `directory` when they are first asked for and removed when released."""
 
     def __init__(self, seed: int, difficulty: Sequence[int], directory: Path) -> None:
-        wrong = [grade for grade in difficulty if not 1 <= grade <= MAX_DIFFICULTY]
-        if wrong:
-            raise ConfigError(f"tasks.difficulty has {wrong[0]}", f"grades of {CHORES} go from 1 to {MAX_DIFFICULTY}")
+        _check_grades(difficulty)
         self.seed, self.difficulty, self.directory = seed, tuple(difficulty), directory
         self.left_out: Sequence[str] = ()
 
@@ -70,8 +68,7 @@ class FolderSource:
     """
 
     def __init__(self, path: Path, seed: int, verdicts: Path, score: gate.Scorer, solve: gate.Solver) -> None:
-        if not path.is_dir():
-            raise ConfigError(f"tasks.source = {path} is no folder", f"give a folder of tasks in Harbor format, or {CHORES}")
+        _check_folder(path)
         folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         known: dict[str, str] = json.loads(verdicts.read_text()) if verdicts.exists() else {}
         self.seed = seed
@@ -116,6 +113,25 @@ def task_source(config: Config, paths: RunPaths) -> TaskSource:
     return FolderSource(
         Path(tasks.source), tasks.seed, paths.tasks / "gate.json", lambda task, workspace: grade(task, workspace, config), gate.solve_in_box
     )
+
+
+def check_source(config: Config) -> None:
+    """What can be said of `tasks` without looking into the tasks. Raises ConfigError."""
+    if config.tasks.source == CHORES:
+        _check_grades(config.tasks.difficulty)
+    else:
+        _check_folder(Path(config.tasks.source))
+
+
+def _check_grades(difficulty: Sequence[int]) -> None:
+    wrong = [grade for grade in difficulty if not 1 <= grade <= MAX_DIFFICULTY]
+    if wrong:
+        raise ConfigError(f"tasks.difficulty has {wrong[0]}", f"grades of {CHORES} go from 1 to {MAX_DIFFICULTY}")
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise ConfigError(f"tasks.source = {path} is no folder", f"give a folder of tasks in Harbor format, or {CHORES}")
 
 
 def _replace(path: Path, text: str) -> None:

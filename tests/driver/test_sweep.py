@@ -45,6 +45,8 @@ def test_keys_with_the_same_last_part_keep_their_sections(tmp_path: Path) -> Non
         ({"training.lr": [-1]}, r"training\.lr = -1"),
         ({"training.lr.x": [1]}, "is not a section"),
         ({"training.lr": [0.1, 0.1]}, "twice"),
+        ({"run.dir": ["a", "b"]}, r"has run\.dir; take it out"),
+        ({"sweep.parallelism": [1, 2]}, r"has sweep\.parallelism; take it out"),
     ],
 )
 def test_a_bad_grid_is_one_line_before_anything_is_made(tmp_path: Path, grid: dict[str, list[Any]], words: str) -> None:

@@ -1,0 +1,56 @@
+"""`rollout.options` as each kind of engine takes it, pure and light: the driver looks before it starts anything, an engine when it starts.
+
+Invariant: what is refused here is refused with the key, the value and what is valid; nothing of torch or vLLM is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gyre_hpc.errors import ConfigError
+
+TORCH: Mapping[str, Any] = MappingProxyType({"flush": 8, "prefill": 4096, "prefix_mb": 256, "rows": 0, "device": ""})
+"""The torch engine's options and their defaults: tokens a chunk, tokens a pass, MiB, calls at once (0: the capacity), device."""
+_LEAST = {"flush": 1, "prefill": 1, "prefix_mb": 0, "rows": 0}
+VLLM_OWN = frozenset(
+    {
+        "model",
+        "host",
+        "port",
+        "dtype",
+        "max-model-len",
+        "middleware",
+        "worker-extension-cls",
+        "logprobs-mode",
+        "enable-scale-out",
+        "skip-tokenizer-init",
+    }
+)
+"""Options of vLLM's command line that the engine sets itself."""
+KV_GIB = "kv_gib"
+"""Our one option that is not vLLM's: GiB of KV cache on CPU."""
+
+
+def torch_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a torch engine, defaults filled in. Raises ConfigError for a name or a value that it doesn't know."""
+    unknown = sorted(map(str, set(options) - set(TORCH)))
+    if unknown:
+        raise ConfigError(f"rollout.options.{unknown[0]} is unknown to the torch engine", f"valid: {', '.join(TORCH)}")
+    for name, least in _LEAST.items():
+        value = options.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"rollout.options.{name} = {value!r}", f"a whole number from {least} is wanted")
+    device = options.get("device", "")
+    if not isinstance(device, str):
+        raise ConfigError(f"rollout.options.device = {device!r}", "the name of a device, for example cuda; empty: a GPU if there is one")
+    return {**TORCH, **options}
+
+
+def vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a vLLM server's command line, with dashes, without ours. Raises ConfigError for those that are ours to set."""
+    given = {name.replace("_", "-"): value for name, value in options.items() if name != KV_GIB}
+    if taken := sorted(VLLM_OWN & set(given)):
+        raise ConfigError(f"rollout.options.{taken[0]} is set by the engine itself", f"remove it; ours are {', '.join(sorted(VLLM_OWN))}")
+    return given

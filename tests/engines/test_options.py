@@ -1,0 +1,36 @@
+"""What engines take as `rollout.options`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gyre_hpc.engines.options import TORCH, torch_options, vllm_options
+from gyre_hpc.errors import ConfigError
+
+
+def test_a_torch_engine_fills_in_defaults() -> None:
+    assert torch_options({"rows": 5}) == {**TORCH, "rows": 5}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"flushh": 1}, r"rollout\.options\.flushh is unknown to the torch engine; valid: flush, "),
+        ({"rows": "x"}, r"rollout\.options\.rows = 'x'; a whole number from 0"),
+        ({"rows": -1}, r"rollout\.options\.rows = -1; a whole number from 0"),
+        ({"flush": 0}, r"rollout\.options\.flush = 0; a whole number from 1"),
+        ({"prefill": True}, r"rollout\.options\.prefill = True"),
+        ({"device": 0}, r"rollout\.options\.device = 0; the name of a device"),
+    ],
+)
+def test_what_a_torch_engine_does_not_take_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        torch_options(options)
+
+
+def test_a_vllm_engine_takes_all_but_what_it_sets_itself() -> None:
+    assert vllm_options({"kv_gib": 2, "tensor_parallel_size": 4}) == {"tensor-parallel-size": 4}
+    with pytest.raises(ConfigError, match=r"rollout\.options\.max-model-len is set by the engine itself; remove it"):
+        vllm_options({"max_model_len": 5})
