@@ -125,6 +125,10 @@ class EngineFault(Exception):
     """The engine broke, vanished or refused. What it had delivered stays valid; the caller continues elsewhere or fails."""
 
 
+class EngineUnreachable(EngineFault):
+    """No connection could be made: the engine is dead, or its node; no call is to blame for that."""
+
+
 class RequestRefused(EngineFault):
     """No engine with this window and vocabulary would serve this request: trying elsewhere is useless."""
 

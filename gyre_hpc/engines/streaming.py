@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import aiohttp
 import numpy as np
 
-from gyre_hpc.engines.protocol import EngineFault, Ids, Logprobs, TokenChunk, merged
+from gyre_hpc.engines.protocol import EngineFault, EngineUnreachable, Ids, Logprobs, TokenChunk, merged
 
 LONGEST_LINE = 1 << 26
 """Bytes of a line from which on it is damage: a server may echo the prompt's ids."""
@@ -27,6 +27,12 @@ def session(keepalive: float, silence: float | None = None, headers: Mapping[str
         headers=headers,
         read_bufsize=_BUFFER,
     )
+
+
+def broken(engine: str, error: Exception) -> EngineFault:
+    """What is raised for a connection to `engine` that broke, or could not be made."""
+    never = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+    return (EngineUnreachable if never else EngineFault)(f"connection to {engine}: {type(error).__name__} {error}")
 
 
 class Reader(Protocol):

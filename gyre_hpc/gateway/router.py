@@ -30,7 +30,17 @@ from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.handover import Departure, KvLink, link
 from gyre_hpc.engines.handover_waiting import WaitingConversations
 from gyre_hpc.engines.prompt import extended
-from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, Ids, RequestRefused, TokenChunk, merged
+from gyre_hpc.engines.protocol import (
+    EngineAddress,
+    EngineClient,
+    EngineFault,
+    EngineUnreachable,
+    GenerateRequest,
+    Ids,
+    RequestRefused,
+    TokenChunk,
+    merged,
+)
 from gyre_hpc.gateway.leaving import Leaving, load
 
 log = logging.getLogger(__name__)
@@ -376,8 +386,11 @@ class Router:
         return finish is not None
 
     def _blame(self, route: Route, call: Call, fault: EngineFault) -> None:
-        """Count a fault of an open route; raises it when the call has had enough. What fails all its calls at once is one fault."""
-        call.faults += 1
+        """Count a fault of an open route; raises it when the call has had enough. What fails all its calls at once is one fault.
+
+        A call does not pay for an engine that is gone: another one comes to this cell, and the call's execution has its own deadline.
+        """
+        call.faults += not isinstance(fault, EngineUnreachable)
         now = asyncio.get_running_loop().time()
         if now >= route.not_before:
             route.faults += 1

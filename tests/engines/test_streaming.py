@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from contextlib import aclosing
 
 import aiohttp
 import orjson
 import pytest
 
-from gyre_hpc.engines.protocol import EngineFault, TokenChunk
-from gyre_hpc.engines.streaming import Lines, chunks
+from gyre_hpc.engines.protocol import EngineFault, EngineUnreachable, TokenChunk
+from gyre_hpc.engines.streaming import Lines, broken, chunks, session
 
 
 class Bursts:
@@ -71,3 +72,15 @@ async def test_what_came_before_a_fault_is_told_first(broken: bytes) -> None:
         found, error = await read(Bursts(line([1, 2]) + line([3]) + broken + line([4]), random.Random(seed)))
         assert [token for chunk in found for token in chunk.tokens.tolist()] == [1, 2, 3]
         assert error is not None
+
+
+async def test_a_connection_that_could_not_be_made_is_told_from_one_that_broke() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        async with session(1.0) as connections:
+            with pytest.raises(aiohttp.ClientError) as refused:
+                await connections.get(address)
+    assert type(broken("the engine", refused.value)) is EngineUnreachable
+    assert type(broken("the engine", aiohttp.ServerDisconnectedError())) is EngineFault
+    assert str(broken("the engine", TimeoutError("late"))) == "connection to the engine: TimeoutError late"

@@ -14,7 +14,7 @@ import pytest
 
 from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.handover import link
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused, Sampling, TokenChunk
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineUnreachable, GenerateRequest, RequestRefused, Sampling, TokenChunk
 from gyre_hpc.gateway.leaving import added
 from gyre_hpc.gateway.router import Router
 from tests.engines.models import VOCABULARY, plain_logprobs, save_random, serving
@@ -119,6 +119,7 @@ class ScriptedEngine:
         self.most = 0
         self.served: list[str] = []
         self.fault: Callable[[int], bool] = lambda token: False
+        self.broken: type[EngineFault] = EngineFault
         self.refusal: str | None = None
         self.slow_cancel = 0.0
 
@@ -135,7 +136,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0)
                 token = request.position + i
                 if self.fault(token):
-                    raise EngineFault("scripted")
+                    raise self.broken("scripted")
                 yield TokenChunk([token], [-1.0], [0], "length" if i == request.sampling.max_tokens - 1 else None)
         finally:
             if self.slow_cancel:
@@ -246,6 +247,18 @@ async def test_faults_are_continued_elsewhere_and_counted_in_a_row() -> None:
     with pytest.raises(RequestRefused, match="too long"):
         await collect(router, call("r"), 0)
     assert router.counts()["in_flight"] == 0
+
+
+async def test_a_call_outlives_an_engine_that_nobody_can_reach_until_another_one_comes() -> None:
+    router, (only,) = scripted([4], faults=2)
+    only.broken = EngineUnreachable
+    only.fault = lambda token: token == 2
+    task = asyncio.create_task(collect(router, call("x"), 0))
+    while only.served.count("x") < 6:
+        await asyncio.sleep(0.01)
+    assert not task.done(), "more faults than it survives"
+    only.fault = lambda token: False
+    assert (await asyncio.wait_for(task, 5.0))[0] == [0, 1, 2, 3, 4]
 
 
 async def test_calls_that_fail_together_are_one_fault_of_the_engine() -> None:
