@@ -101,7 +101,9 @@ class Leaving:
                 self._floor.shut(route)
             self._owed = {"calls": len(self._calls), "conversations": len(self._waiting)}
         try:
-            await asyncio.wait_for(asyncio.gather(*(self._floor.emptied(route) for route in self._routes)), deadline)
+            async with asyncio.timeout(deadline):
+                for route in self._routes:  # none of them fills again
+                    await self._floor.emptied(route)
         except TimeoutError:
             left = sum(len(route.calls) for route in self._routes)
             self.unhold()
@@ -145,8 +147,10 @@ class Leaving:
 
     async def give_up(self) -> None:
         """What is on its way is computed again."""
-        for task in self._arriving or ():
-            task.cancel()
+        self._detach()
+        on_their_way = [task for task in self._arriving or () if task.cancel()]
+        if on_their_way:
+            await asyncio.wait(on_their_way)  # what they had pinned is undone by then, or about to be
         await self._end_departures()
 
     def unhold(self) -> None:
