@@ -360,6 +360,7 @@ class Controller:
             "target_tokens": sum(plan.targets for _, plan in plans),
             "executions": executions,
             "groups": [group for group, _ in plans],
+            "group_versions": [self.groups[group].version for group, _ in plans],
             "untrained": sum(plan.skipped for _, plan in plans),
             "microsteps": sum(len(plan.work.items) for _, plan in plans),
             "cells": self.policy.roles.prefix,

@@ -23,6 +23,10 @@ def run(job: Job, *program: str) -> list[tuple[int, str]]:
     assert done.returncode == 0, done.stdout + done.stderr
     assert job.steps() == [1, 2, 3]
     assert all(event["train_seconds"] > 0 for event in job.events("step.end") if event["rows"])
+    for event in job.events("step.end"):
+        stale = [event["step"] - 1 - version for version in event["group_versions"]]
+        assert len(stale) == len(event["groups"])
+        assert event["staleness_mean"] == pytest.approx(sum(stale) / len(stale))
     return [(event["cell"], event["to"]) for event in job.events("transfer")]
 
 
