@@ -28,7 +28,7 @@ SPREADS = (
     Parameter("beta", 0.04, "", "chosen: speed 1 / (1 + beta u); 0.3 breaks the fit"),
     Parameter("group_size", 8, "executions", "chosen: N is not stated"),
     Parameter("groups_per_step", 16, "groups", "chosen: B is not stated; only slots and work per B x N matter"),
-    Parameter("staleness", 1.5, "updates", "stated: mean of all systems; sets (phi, mu), see below"),
+    Parameter("staleness", 1.5, "updates", "stated: mean of all systems; sets (phi, mu) of each row"),
     Parameter("to_training", 8.52, "s", "stated"),
     Parameter("to_rollout", 3.46, "s", "stated"),
 )

@@ -55,6 +55,8 @@ class Measured:
         return {
             "id": self.row.id,
             "what": self.row.what,
+            "phi": self.row.scenario.schedule.phi,
+            "mu": self.row.scenario.schedule.mu,
             "reported_hours": self.row.reported,
             "simulated_hours": round(self.mean, 3),
             "low": round(low, 3),
@@ -146,13 +148,16 @@ def _best(candidates: Sequence[Row], seeds: int) -> Measured:
 
 
 def _swept(name: str, load: float, row: Row, base: Row, seeds: int) -> dict[str, Any]:
-    over, under = measure(row, min(seeds, 5)), measure(base, min(seeds, 5))
+    over, under = measure(row, seeds), measure(base, seeds)
+    low, high = spread([a / b for a, b in zip(over.hours, under.hours, strict=True)])
     return {
         "parameters": name,
         "slot_load": load,
         "colocate_hours": round(over.mean, 2),
         "elastic_hours": round(under.mean, 2),
         "ratio": round(over.mean / under.mean, 3),
+        "low": round(low, 3),
+        "high": round(high, 3),
     }
 
 
@@ -175,13 +180,15 @@ def render(found: dict[str, Any]) -> str:
         out.append("")
     out += [_ratio_line(ratio) for ratio in found["ratios"]]
     if found["sweep"]:
-        out += ["", "parameters  slot load  colocate h  elastic h  colocate : elastic"]
+        out += ["", "parameters  slot load  colocate h  elastic h  colocate : elastic  range"]
         out += [
-            f"{s['parameters']:<10}  {s['slot_load']:9.2f}  {s['colocate_hours']:10.1f}  {s['elastic_hours']:9.1f}  {s['ratio']:.3f}"
+            f"{s['parameters']:<10}  {s['slot_load']:9.2f}  {s['colocate_hours']:10.1f}  {s['elastic_hours']:9.1f}  "
+            f"{s['ratio']:18.3f}  {s['low']:.3f} to {s['high']:.3f}"
             for s in found["sweep"]
         ]
     out += ["", "parameters (no reported hours enter a simulated row but through those that are called fitted)"]
-    out += [f"  {p['name']:<16} {p['value']:<6g} {p['unit']:<12} {p['source']}" for p in found["parameters"]]
+    width = max((len(p["name"]) for p in found["parameters"]), default=0)
+    out += [f"  {p['name']:<{width}} {p['value']:<6g} {p['unit']:<12} {p['source']}" for p in found["parameters"]]
     out += ["", *(f"* {note}" for note in found["notes"])]
     return "\n".join(out)
 
@@ -195,7 +202,8 @@ def _line(row: dict[str, Any], how: str) -> str:
     numbers = f"{reported}  {row['simulated_hours']:9.2f}  {row['low']:6.2f} to {row['high']:6.2f}  {error}"
     numbers += f"  {row['idle']:4.0%}  {row['staleness']:5.2f}"
     name = row["id"] if len(row["id"]) <= 4 else "A3*"
-    return f"{name:<4} {numbers}  {how:<10} {row['what']}"
+    burst = "" if "phi" in row["what"] else f", phi {row['phi']:g}, mu {row['mu']}"
+    return f"{name:<4} {numbers}  {how:<10} {row['what']}{burst}"
 
 
 def _ratio_line(ratio: dict[str, Any]) -> str:

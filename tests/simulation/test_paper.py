@@ -122,7 +122,7 @@ def test_a_study_is_tables_and_json() -> None:
     assert found["tuned"]["reported_hours"] is None
     text = render(found)
     assert "E0" in text
-    assert "predicted  E0, single-step burst" in text
+    assert "predicted  E0, single-step burst, phi 1.5, mu 1" in text
     assert "* a note" in text
     assert told[0].startswith("E0")
 
