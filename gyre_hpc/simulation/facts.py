@@ -62,6 +62,8 @@ class Facts:
     origin: str = ""
     ran: Ran | None = None
     expected: Trouble = NO_TROUBLE
+    staleness_bound: int | None = None
+    """The run's `schedule.staleness_bound`, which every candidate keeps."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         "steps": config.run.steps,
         "slots_per_node": _held(config, events)[0][0] / nodes,
         "smallest_cell": nodes,
+        "staleness_bound": config.schedule.staleness_bound,
     }
     told = _told(config, summary)
     works = training_of_groups(summary, float(events[0]["t"]) if events else 0.0, nodes)

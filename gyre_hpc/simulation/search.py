@@ -58,12 +58,16 @@ class Candidate:
             f"schedule.mu={self.mu}",
             "schedule.trainers=null",
             "schedule.join_late=true",
+            "schedule.streaming=true",
+            "schedule.shuffle=false",
         ]
 
     def scenario(self, facts: Facts, steps: int, window: bool = False, slots: float = 1.0) -> Scenario:
         """It on the facts; `window`: about so many steps of a longer run; `slots` scales how many executions a node holds."""
         f, mode = facts, Mode(self.mode)
-        schedule = Schedule((1,), f.groups_per_step, f.group_size, self.phi, self.mu, steps, mode=mode, join_late=True)
+        schedule = Schedule(
+            (1,), f.groups_per_step, f.group_size, self.phi, self.mu, steps, staleness_bound=f.staleness_bound, mode=mode, join_late=True
+        )
         schedule, end = beyond(schedule, steps) if window else (schedule, None)
         nodes = self.cells * self.nodes_per_cell + self.standalone
         held = f.slots_per_node * slots
@@ -143,7 +147,8 @@ def _cuts(nodes: int, smallest: int) -> Iterator[tuple[Mode, int, int, int]]:
 
 def search(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[[str], None] = lambda _: None) -> tuple[list[Tried], int]:
     """The finalists, best first, at least one of each mode that fits; and how many candidates there were."""
-    everything = candidates(nodes, facts.smallest_cell, staleness)
+    bound = facts.staleness_bound
+    everything = [c for c in candidates(nodes, facts.smallest_cell, staleness) if bound is None or c.mu - 1 <= bound]
     window = min(WINDOW, facts.steps)
     short = window < facts.steps
     tell(f"{len(everything)} candidates, {window} steps, 1 seed")

@@ -50,6 +50,7 @@ def test_a_run_tells_everything(run: Path) -> None:
     assert facts.ran is not None
     assert (facts.ran.schedule.capacity, facts.ran.nodes_per_cell, facts.ran.began, facts.ran.seconds) == ((12, 12), 2, 1.0, 43.0)
     assert facts.ran.at_once == 4 * 5
+    assert facts.staleness_bound is None
 
 
 def test_training_seconds_and_closing_are_taken_when_a_run_tells_them(run: Path) -> None:

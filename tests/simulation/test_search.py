@@ -51,7 +51,7 @@ def test_the_best_is_told_as_a_configuration() -> None:
     elastic = Candidate("elastic", 6, 4, 7, 0.5, 3).overrides(2)
     assert elastic == [
         "cells.count=6", "cells.nodes_per_cell=4", "cells.standalone=7", "schedule.mode=elastic", "schedule.phi=0.5", "schedule.mu=3",
-        "schedule.trainers=null", "schedule.join_late=true",
+        "schedule.trainers=null", "schedule.join_late=true", "schedule.streaming=true", "schedule.shuffle=false",
     ]  # fmt: skip
     pools = Candidate("async", 1, 12, 20, 1.5, 1).overrides(4)
     assert {"cells.count=3", "cells.nodes_per_cell=4", "cells.standalone=20"} <= set(pools)
@@ -78,6 +78,16 @@ def test_the_search_finds_what_trying_everything_finds() -> None:
     assert finalists[0].seconds == pytest.approx(hours[finalists[0].candidate])
     assert [t.seconds for t in finalists] == sorted(t.seconds for t in finalists)
     assert {t.candidate.mode for t in finalists} == {"elastic", "colocate", "async"}
+
+
+def test_a_bound_on_the_staleness_of_every_group_is_kept() -> None:
+    bounded = replace(FACTS, steps=4, staleness_bound=1)
+    finalists, searched = search(bounded, 2, 1.0, seeds=1)
+    assert 0 < searched < len(candidates(2, 1, 1.0))
+    assert max(one.candidate.mu for one in finalists) <= 2
+    assert max(outcome.staleness_max for one in finalists for outcome in one.outcomes) <= 1
+    three = Candidate("elastic", 2, 1, 0, 0.0, 3)
+    assert simulate(three.scenario(replace(bounded, staleness_bound=None), 4)).staleness_max == 2
 
 
 def test_a_plan_is_text_and_json_and_a_picture() -> None:
