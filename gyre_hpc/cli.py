@@ -47,6 +47,7 @@ CheckpointOption = Annotated[float, typer.Option(min=0.0, help="Seconds of a che
 
 
 Kind = TypeVar("Kind", bound=StrEnum)
+_PATH = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP})
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 
 
@@ -62,6 +63,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.FAILED)
     except OSError as error:
+        if error.errno in _PATH and error.filename:
+            _fail(f"{error.filename}: {error.strerror}; give another path, or see what is in the way there", ExitCode.FAILED)
         if error.errno not in _DISK:
             raise
         where = f"{error.filename}: " if error.filename else ""
@@ -72,7 +75,8 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # a mistake of ours: the traceback is what helps
             raise
-        _fail(error.format_message(), ExitCode.USAGE)  # click's usage errors
+        message = error.format_message().rstrip(".")
+        _fail(f"{message}; `--help` behind the command tells what it takes" if message else "", ExitCode.USAGE)  # click's usage errors
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 
 

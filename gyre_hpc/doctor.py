@@ -86,7 +86,7 @@ def mpi() -> Finding:
     from gyre_hpc.driver.launcher import mpiexec_command
 
     remedy = "pip install mpich mpi4py in this environment (Debian's mpich with pmix gives worlds of one rank)"
-    out = _child(mpiexec_command([sys.executable, "-c", MPI_PROBE], 2, labelled=False), world.settings())
+    out = _child(mpiexec_command([sys.executable, "-P", "-c", MPI_PROBE], 2, labelled=False), world.settings())
     words = out.split(maxsplit=2)
     if words[:2] != ["2", "2"]:
         return Finding("mpi", False, f"two ranks answered {out.strip()[:120]!r}", remedy)
@@ -221,7 +221,7 @@ def _child(argv: Sequence[str], extra: Mapping[str, str] | None = None) -> str:
 
 def _answer(code: str) -> list[str]:
     """The words behind ANSWER that a Python child prints (libraries print other lines around it)."""
-    out = _child([sys.executable, "-c", code])
+    out = _child([sys.executable, "-P", "-c", code])
     line = next((line for line in out.splitlines() if line.startswith("ANSWER ")), None)
     if line is None:
         raise GyreError("the probe gave no answer", REINSTALL)

@@ -94,8 +94,9 @@ def spawn(
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of ours with this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
+    """The command line that runs a module of ours with this interpreter. A user's own `random.py` or `trees/` in the current folder is not
+    taken for what we import (-P), as it is not by the command `gyre` either."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def stop(process: subprocess.Popen[bytes], grace: float) -> int:

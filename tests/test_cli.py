@@ -74,7 +74,7 @@ def test_the_commands_are_these() -> None:
         (["run", "c.yaml", "run.steps=many"], "run.steps = 'many'"),
         (["run", "c.yaml", "run.steps"], "override 'run.steps' has no `=`"),
         (["run", "c.yaml", "model.path=nope", "run.dir=r"], "nope does not exist; give a Hugging Face model directory"),
-        (["run"], "Missing argument 'CONFIG'"),
+        (["run"], "Missing argument 'CONFIG'; `--help` behind the command"),
         (["walk"], "No such command 'walk'"),
         (["status", "."], "is not a run directory"),
         (["trees", "stats", "nowhere"], "nowhere does not exist"),
@@ -97,7 +97,7 @@ def test_without_a_command_the_help_is_all_that_is_said(gyre: Gyre, arguments: l
 
 
 def test_init_writes_a_configuration_that_loads_as_the_defaults(gyre: Gyre, tmp_path: Path) -> None:
-    assert gyre("init", "mine").returncode == 0
+    assert gyre("init", "mine.yaml").returncode == 0
     assert load(tmp_path / "mine.yaml") == check({"run": {"name": "mine"}}, "test")
     again = gyre("init", "mine")
     assert (again.returncode, "mine.yaml exists" in again.stderr) == (2, True)
@@ -109,6 +109,16 @@ def test_status_reads_files_only_and_speaks_json(gyre: Gyre, tmp_path: Path) -> 
     found = json.loads(gyre("status", str(paths.root), "--json").stdout)
     assert (found["steps"], found["attempt"]) == (20, 1)
     assert len(gyre("status", str(paths.root)).stdout.splitlines()) >= 1
+
+
+def test_a_path_that_something_else_is_at_is_one_line(gyre: Gyre, tmp_path: Path) -> None:
+    paths = prepare(check({"run": {"dir": str(tmp_path / "run"), "name": "t"}}, "test"))
+    paths.events.mkdir()
+    done = gyre("status", str(paths.root))
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"gyre: {paths.events}: Is a directory; give another path, or see what is in the way there\n",
+    )
 
 
 @pytest.mark.parametrize("how", ["copied", "moved"])

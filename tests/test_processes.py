@@ -80,3 +80,11 @@ def test_marked_finds_orphans(tmp_path: Path) -> None:
     assert child.pid in [p.pid for p in processes.descendants()]
     assert processes.end_all(processes.marked("GYRE_TEST_MARK", mark), 1.0) == []
     assert child.wait() == -signal.SIGTERM
+
+
+def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path) -> None:
+    for name in ("random", "trees"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')\n")
+    command = processes.python("gyre_hpc.executions.supervisor", "--help")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

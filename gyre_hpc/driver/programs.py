@@ -24,7 +24,7 @@ def _mpi() -> list[str]:
 
 
 def _model() -> list[str]:
-    return [sys.executable, "-c", "from gyre_hpc.policy.recipe import ensure; ensure(lambda line: print(line, flush=True))"]
+    return [sys.executable, "-P", "-c", "from gyre_hpc.policy.recipe import ensure; ensure(lambda line: print(line, flush=True))"]
 
 
 @dataclass(frozen=True)

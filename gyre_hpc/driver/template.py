@@ -31,7 +31,8 @@ def render(name: str) -> str:
 
 
 def write_template(name: str, folder: Path, force: bool) -> Path:
-    """Write `NAME.yaml`. Raises ConfigError for a bad name or an existing file."""
+    """Write `NAME.yaml`; `name` may have that ending. Raises ConfigError for a bad name or an existing file."""
+    name = name.removesuffix(".yaml")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"{name!r} is no name for a run", "use letters, digits, dot, dash and underscore")
     path = folder / f"{name}.yaml"

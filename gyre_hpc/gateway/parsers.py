@@ -71,9 +71,9 @@ def check_names(tool: str, reasoning: str) -> None:
             continue
         known = registered(key)
         if known is not None and name not in known:
-            near = difflib.get_close_matches(name, [*_OURS[key], *known], 3, 0.5)
+            near = difflib.get_close_matches(name, dict.fromkeys([*_OURS[key], *known]), 3, 0.5)
             guess = f"did you mean {' or '.join(near)}? " if near else ""
-            raise ConfigError(f"model.{key} = {name} is no parser", f"{guess}valid: {', '.join([*_OURS[key], *known])}")
+            raise ConfigError(f"model.{key} = {name} is no parser", f"{guess}valid: {', '.join(dict.fromkeys([*_OURS[key], *known]))}")
 
 
 @cache

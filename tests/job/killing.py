@@ -28,7 +28,6 @@ from gyre_hpc.driver.programs import Programs
 from gyre_hpc.errors import GyreError
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
-from gyre_hpc.processes import python
 from gyre_hpc.runtime import Runtime
 from tests.job.jobs import Job, gyre, make, until
 
@@ -112,7 +111,7 @@ def hook(run: Path) -> None:
 def drive(config: str, steps: str = "") -> int:
     try:
         paths = rundir.prepare(load(Path(config), [f"run.steps={steps}"] if steps else []))
-        return int(driver.drive(paths.root, programs=Programs(mpi=lambda: python("tests.job.killing", "rank"))))
+        return int(driver.drive(paths.root, programs=Programs(mpi=lambda: [sys.executable, "-m", "tests.job.killing", "rank"])))
     except GyreError as error:
         print(error.line, flush=True)
         return int(error.exit_code)

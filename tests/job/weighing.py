@@ -22,7 +22,6 @@ from gyre_hpc.controller.messages import Close, Update
 from gyre_hpc.driver import driver, rundir
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.engines.control import call
-from gyre_hpc.processes import python
 
 
 def _note(rank: CellRank, what: str, version: int, digest: str) -> None:
@@ -78,4 +77,6 @@ if __name__ == "__main__":
         hook(late=sys.argv[1] == "rank-late")
         sys.exit(ranks.main())
     made = rundir.prepare(load(Path(sys.argv[2])))
-    sys.exit(int(driver.drive(made.root, programs=Programs(mpi=lambda: python("tests.job.weighing", f"rank-{sys.argv[1]}")))))
+    sys.exit(
+        int(driver.drive(made.root, programs=Programs(mpi=lambda: [sys.executable, "-m", "tests.job.weighing", f"rank-{sys.argv[1]}"])))
+    )
