@@ -272,8 +272,11 @@ class Controller:
             self.revival.hear(found[0] - 1, found[1]["died"])
 
     def _begin_revival(self) -> bool:
-        """An engine that died in rollout is started again before the next decision that takes time."""
-        cell = self.revival.due(self._state_of) if self._activity is None else None
+        """An engine that died in rollout is started again before the next decision that takes time, but for those that need it no more, or
+        start it themselves: the end, and a publication."""
+        if self._activity is not None or any(isinstance(decision, Finish | Publish) for decision in self._decisions):
+            return False
+        cell = self.revival.due(self._state_of)
         if cell is None:
             return False
         self._begin(self.revival.run(cell, self.policy.published, str(self._weights)), f"start of an engine of cell {cell}")
