@@ -4,6 +4,8 @@ many log-probs and versions as tokens, ids that are not negative, and log-probs 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +16,8 @@ from gyre_hpc.engines.protocol import EngineFault, EngineUnreachable, Ids, Logpr
 
 LONGEST_LINE = 1 << 26
 """Bytes of a line from which on it is damage: a server may echo the prompt's ids."""
+REST = 0.1
+"""Seconds between the last chunk of an answer and its end."""
 _BUFFER = 1 << 20
 """Bytes of an answer that may wait to be read before the connection is held up."""
 
@@ -97,6 +101,15 @@ async def chunks(content: aiohttp.StreamReader, reader: Reader) -> AsyncGenerato
             yield sound(item)
             if item.finish is not None:
                 return
+
+
+async def read_rest(response: aiohttp.ClientResponse) -> None:
+    """Read what is behind the last chunk, for the connection to be used again. Before that chunk is given on: who has it asks for nothing
+    more. An engine that does not end its answer within REST loses the connection, not the chunk."""
+    if not response.content.at_eof():
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(REST):
+                await response.read()
 
 
 def sound(chunk: TokenChunk) -> TokenChunk:

@@ -21,7 +21,7 @@ from gyre_hpc.engines import control, frames
 from gyre_hpc.engines.options import torch_options
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
-from gyre_hpc.engines.streaming import broken, chunks, session
+from gyre_hpc.engines.streaming import broken, chunks, read_rest, session
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -117,9 +117,10 @@ class TorchClient:
                 try:
                     async with aclosing(chunks(response.content, frames.Frames())) as found:
                         async for chunk in found:
+                            if chunk.finish is not None:
+                                await read_rest(response)
                             yield chunk
                             if chunk.finish is not None:
-                                await response.read()  # to the end, so that the connection can be used again
                                 return
                 finally:
                     if not response.content.at_eof():

@@ -20,7 +20,7 @@ import orjson
 
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, Ids, RequestRefused, TokenChunk
-from gyre_hpc.engines.streaming import Lines, chunks, ids_of, logprobs_of, session, sound
+from gyre_hpc.engines.streaming import Lines, chunks, ids_of, logprobs_of, read_rest, session, sound
 
 OPENAI, VLLM = "openai", "vllm"
 AS_NAMES, AS_IDS = "return_tokens_as_token_ids", "return_token_ids"
@@ -77,9 +77,10 @@ class UpstreamClient:
                             sampled += len(chunk)
                             if chunk.exact is not None and len(chunk.exact) != sampled:
                                 raise EngineFault(f"the server told the versions of {len(chunk.exact)} tokens, it sent {sampled}")
+                            if chunk.finish is not None:
+                                await read_rest(response)
                             yield chunk
                             if chunk.finish is not None:
-                                await response.read()  # to the end, so that the connection can be used again
                                 return
                 finally:
                     if not response.content.at_eof():

@@ -45,7 +45,7 @@ from gyre_hpc.engines.options import KV_GIB, vllm_options
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
 from gyre_hpc.engines.sampling import seed_key, uniforms
-from gyre_hpc.engines.streaming import Lines, Reader, broken, chunks, session
+from gyre_hpc.engines.streaming import Lines, Reader, broken, chunks, read_rest, session
 from gyre_hpc.engines.vllm_wire import parse_line
 from gyre_hpc.errors import ConfigError
 
@@ -230,9 +230,10 @@ class VllmClient:
                 try:
                     async with aclosing(chunks(response.content, _reader(response))) as found:
                         async for chunk in found:
+                            if chunk.finish is not None:
+                                await read_rest(response)
                             yield chunk
                             if chunk.finish is not None:
-                                await response.read()  # to the end, so that the connection can be used again
                                 return
                 finally:
                     if not response.content.at_eof():

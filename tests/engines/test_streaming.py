@@ -10,9 +10,13 @@ from contextlib import aclosing
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from gyre_hpc.engines.protocol import EngineFault, EngineUnreachable, TokenChunk
+from gyre_hpc.engines import frames
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineUnreachable, GenerateRequest, Sampling, TokenChunk
 from gyre_hpc.engines.streaming import Lines, broken, chunks, session
+from gyre_hpc.engines.torch_engine import TorchClient
 
 
 class Bursts:
@@ -84,3 +88,30 @@ async def test_a_connection_that_could_not_be_made_is_told_from_one_that_broke()
     assert type(broken("the engine", refused.value)) is EngineUnreachable
     assert type(broken("the engine", aiohttp.ServerDisconnectedError())) is EngineFault
     assert str(broken("the engine", TimeoutError("late"))) == "connection to the engine: TimeoutError late"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_connection_is_used_again_by_who_stops_reading_at_the_last_chunk(ends: bool) -> None:
+    """And an engine that does not end its answer loses it, and nothing else."""
+    peers: set[object] = set()
+    over = asyncio.Event()
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        peers.add(request.transport.get_extra_info("peername") if request.transport else None)
+        response = web.StreamResponse(headers={"Content-Type": frames.MEDIA})
+        await response.prepare(request)
+        await response.write(frames.frame(TokenChunk([4], [-0.5], [1], "stop")))
+        if not ends:
+            await over.wait()
+        return response
+
+    app = web.Application()
+    app.add_routes([web.post("/generate", generate)])
+    async with TestServer(app) as server:
+        client = TorchClient(EngineAddress("torch", str(server.make_url("")).rstrip("/"), 1, 64))
+        for _ in range(3):
+            async with aclosing(client.generate(GenerateRequest("r", [1], Sampling(4)))) as stream:
+                assert await anext(stream) == TokenChunk([4], [-0.5], [1], "stop")
+        assert len(peers) == (1 if ends else 3)
+        over.set()
+        await client.close()
