@@ -228,6 +228,7 @@ class CellRank:
             logger.info("cell %d only serves: it holds no model of its own", self.place.cell)
         elif self.place.is_core:
             with socket.socket() as held:
+                self._wait(self.ranks.cell.Ibarrier().Test, "the core's ranks to start", self.config.deadlines.start)
                 master = self.ranks.cell.bcast(_hold_address(held) if self.place.is_leader else None, root=0)
                 core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master, local)
             if self.checkpoint is not None:
@@ -418,7 +419,8 @@ class CellRank:
         if message.checkpoint:
             assert self.ranks.cell is not None
             state = RunState(message.step, message.step, policy={**message.state, "fields": fields})
-            report["checkpoint"] = save(self.ranks.cell, self.paths, self.config.checkpoint.keep, core, state)
+            keep, deadline = self.config.checkpoint.keep, self.config.deadlines.step
+            report["checkpoint"] = save(self.ranks.cell, self.paths, keep, core, state, deadline)
         return report
 
     def _refresh(self, prefix: int) -> None:
