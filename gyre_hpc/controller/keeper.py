@@ -28,8 +28,10 @@ class Keeper:
     def __init__(self, bank: EngineBank, cell: int, restarts: int, start_deadline: float) -> None:
         self._bank, self._cell, self._restarts, self._start_deadline = bank, cell, restarts, start_deadline
         self._released = False
-        self._told: set[int] = set()
+        self._known: set[int] = set()
         """Pids whose end is known."""
+        self._untold: dict[int, int] = {}
+        """Engines that nobody was told of; the next may live already."""
         self._counts: Counter[int] = Counter()
 
     def addresses(self) -> dict[str, dict[str, Any]]:
@@ -38,12 +40,18 @@ class Keeper:
         return {str(number): {**asdict(address), "pid": pids[number]} for number, address in self._bank.addresses.items()}
 
     def news(self) -> dict[int, int]:
-        """Engines that have died since this was asked last, with the pids that they had."""
-        dead = {number: pid for number in self._bank.dead() if (pid := self._bank.pids[number]) not in self._told}
-        for number, pid in dead.items():
-            self._told.add(pid)
-            logger.warning("engine %d of cell %d (pid %d) died", number, self._cell, pid)
+        """Engines that have died since this was asked last, with the pids that they had; some may be replaced already."""
+        self._note(self._bank.dead())
+        dead, self._untold = self._untold, {}
         return dead
+
+    def _note(self, dead: list[int]) -> None:
+        for number in dead:
+            pid = self._bank.pids[number]
+            if pid not in self._known:
+                self._known.add(pid)
+                self._untold[number] = pid
+                logger.warning("engine %d of cell %d (pid %d) died", number, self._cell, pid)
 
     def release(self, deadline: float) -> None:
         """Their memory is free; those that failed are dead."""
@@ -94,8 +102,8 @@ class Keeper:
     def revive(self, model: Path, version: int) -> list[int]:
         """Start the dead ones with these weights, all at once; which they were. Raises Resumable."""
         dead = self._bank.dead()
+        self._note(dead)
         for number in dead:
-            self._told.add(self._bank.pids[number])
             if self._counts[number] >= self._restarts:
                 raise Resumable(
                     f"engine {number} of cell {self._cell} died, after {self._restarts} restarts (rollout.restarts)",

@@ -118,7 +118,8 @@ def test_one_that_fails_anywhere_on_its_way_is_replaced_before_it_serves(fails: 
     assert not first.lives
     assert server(bank, 0) is not first
     assert server(bank, 0).weights == (NEW, 2)
-    assert keeper.news() == {}, "it is back already"
+    assert keeper.news() == {0: first.pid}, "it is back already, and its end is told"
+    assert keeper.news() == {}
 
 
 def test_at_a_publication_one_that_can_not_load_is_replaced() -> None:
