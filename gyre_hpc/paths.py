@@ -5,6 +5,8 @@ Invariant: no other module joins a run directory with a literal; a reader finds 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,3 +91,13 @@ class RunPaths:
     def runtime(self, attempt: int) -> Path:
         """Addresses and secrets of one attempt's processes; mode 0700, removed at its end."""
         return self.root / "runtime" / f"attempt-{attempt:03d}"
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of a write names no file (a full disk): whoever writes `path` names it for the line that the user reads."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

@@ -19,7 +19,7 @@ from gyre_hpc.driver import provenance
 from gyre_hpc.driver.runlock import live_holder, refusal
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import EventLog
-from gyre_hpc.paths import RunPaths
+from gyre_hpc.paths import RunPaths, naming
 from trees.errors import StoreError
 from trees.reader import StoreReader
 
@@ -66,8 +66,9 @@ def prepare(config: Config, *, alone: bool = False) -> RunPaths:
     strange = sorted(p.name for p in paths.root.iterdir() if not p.name.startswith(".") and p.name not in ours)
     if strange:
         raise ConfigError(f"run directory {paths.root} holds {', '.join(strange[:3])} but no config.yaml", "set run.dir to a new folder")
-    provenance.write(paths)
-    _freeze(config, paths)
+    with naming(paths.root):
+        provenance.write(paths)
+        _freeze(config, paths)
     return paths
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gyre_hpc.config import load
 from gyre_hpc.events import read_events
-from gyre_hpc.paths import RunPaths
+from gyre_hpc.paths import RunPaths, naming
 from gyre_hpc.report import svg
 from gyre_hpc.report.summary import Summary, summarise
 from gyre_hpc.report.trees import Drawing, draw_most_branched, statistics
@@ -31,8 +31,9 @@ def write(paths: RunPaths) -> None:
     summary = summarise(read_events(paths.events))
     page = render(paths, summary)
     temporary = paths.report.with_name(f".report.{os.getpid()}.html")
-    temporary.write_text(page)
-    os.replace(temporary, paths.report)
+    with naming(paths.report):
+        temporary.write_text(page)
+        os.replace(temporary, paths.report)
 
 
 def render(paths: RunPaths, summary: Summary) -> str:
