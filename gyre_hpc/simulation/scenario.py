@@ -102,7 +102,7 @@ def cut(
     whole = replace(
         schedule,
         capacity=(max(1, round(slots_per_node * per_cell)),) * cells,
-        standalone_capacity=round(slots_per_node * standalone),
+        standalone_capacity=max(1, round(slots_per_node * standalone)) if standalone else 0,  # one at least, as a cell
         trainers=None,
     )
     return Scenario(whole, (per_cell,) * cells, train_group, workload, standalone, beta, costs if costs is not None else Costs())

@@ -47,6 +47,11 @@ def test_candidates_use_every_node_and_keep_the_staleness() -> None:
         candidates(3, 4, 1.5)
 
 
+def test_nodes_that_hold_less_than_one_execution_each_can_be_planned_for() -> None:
+    tried, _ = search(replace(FACTS, slots_per_node=0.1, steps=2), 2, 0.0, 1)
+    assert {t.candidate.mode for t in tried} == {"elastic", "colocate", "async"}
+
+
 def test_the_best_is_told_as_a_configuration() -> None:
     elastic = Candidate("elastic", 6, 4, 7, 0.5, 3).overrides(2)
     assert elastic == [
