@@ -19,6 +19,8 @@ import pytest
 from aiohttp import web
 
 from gyre_hpc.config import check, dump
+from gyre_hpc.engines.frames import MEDIA, frame
+from gyre_hpc.engines.protocol import TokenChunk
 from gyre_hpc.events import EventLog
 from gyre_hpc.failure import first_failure
 from gyre_hpc.gateway.main import main, socket_folder
@@ -49,11 +51,10 @@ class EngineServer:
         reply = self.replies.pop(0) if self.replies else "done"
         tokens = [*self.renderer.tokenizer.encode(reply, add_special_tokens=False).ids, self.renderer.turn_end]
         self.said.append(tokens)
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers={"Content-Type": MEDIA})
         await response.prepare(request)
         for part, finish in ((tokens[:2], None), (tokens[2:], "stop")):
-            line = {"t": part, "l": [-0.5] * len(part), "v": [4] * len(part), "f": finish}
-            await response.write(json.dumps(line).encode() + b"\n")
+            await response.write(frame(TokenChunk(part, [-0.5] * len(part), [4] * len(part), finish)))
             await self.gate.wait()
         return response
 
