@@ -41,7 +41,7 @@ def test_async_moves_its_pools_once_and_publishes_to_the_others(tmp_path: Path) 
     assert [event["version"] for event in published] == [2, 3]
     assert all(set(event["phases"]) == {"write", "close", "load", "verify", "reopen"} for event in published)
     seen = [json.loads(line) for line in (tmp_path / "weights.jsonl").read_text().splitlines()]
-    core = {entry["version"]: entry["digest"] for entry in seen if entry["cell"] == 0}
+    core = {entry["version"]: entry["digest"] for entry in seen if (entry["cell"], entry["what"]) == (0, "trainer")}
     assert len(set(core.values())) == 3, "each step changed them"
     for cell, what, versions in ((1, "trainer", [1, 2, 3]), (2, "engine", [2, 3])):
         theirs = {entry["version"]: entry["digest"] for entry in seen if (entry["cell"], entry["what"]) == (cell, what)}
