@@ -85,6 +85,13 @@ def given(tree: Tree, model: Path, shell: str) -> int:
     return int((tree.tokens_of(answers) == token).sum())
 
 
+def offered(tree: Tree, model: Path, shell: str) -> bool:
+    """Whether the prompt of the first call offers a tool of that name: tells a real client's execution from the bundled harness's."""
+    first = next(iter(tree.calls.values()))
+    prompt = tree.tokens_of(tree.path(first.prompt)).tolist()
+    return f'"name": "{shell}"' in Tokenizer.from_file(str(model / "tokenizer.json")).decode(prompt, skip_special_tokens=False)
+
+
 def _chain(habits: Habits) -> Mapping[str, Mapping[str, float]]:
     """State -> what comes next with which probability. The state "" is any token that is none of ours: the prompt's last one."""
     words, thoughts = dict.fromkeys(WORDS, 1 / len(WORDS)), dict.fromkeys(THOUGHTS, 1 / len(THOUGHTS))
