@@ -5,7 +5,7 @@
 The whole system runs (`gyre run`: driver, gateway, supervisor, MPI ranks, torch engines) with a policy of written-down weights
 (tests/markov.py) whose window holds real clients. The bundled harness and, from a second supervisor on the same gateway, Claude Code in
 its box take executions of the same groups. Each tool call adds a line to a file and their number is the score, so the score says how many
-calls a harness was given, offered, and the trees must hold exactly those. The run is stopped once it has seen enough transfers, there and back.
+calls a harness was given, and the trees must hold exactly those. The run is stopped once it has seen enough transfers, there and back.
 
 What grows is looked at every other second: memory, descriptors, threads and sockets of every process that lives as long as the run, files
 of the run, of /tmp and of /dev/shm; engines say at each release what of their slots is left.
