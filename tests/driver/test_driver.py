@@ -143,6 +143,7 @@ def test_kill_9_of_a_process_stops_the_run_resumable_with_one_line(run: RunPaths
     assert [f["remedy"] for f in failures] == ["the same command resumes"]
 
 
+@pytest.mark.job
 def test_a_supervisor_that_is_killed_is_started_again_a_few_times(run: RunPaths) -> None:
     background = Background(run)
 
@@ -170,6 +171,7 @@ def test_a_supervisor_that_is_killed_is_started_again_a_few_times(run: RunPaths)
     assert left_behind(run) == []
 
 
+@pytest.mark.job
 def test_kill_9_of_the_driver_leaves_nothing_and_its_lock_is_taken_over(run: RunPaths) -> None:
     background = Background(run)
     background.until(lambda: background.steps() >= 1)
@@ -220,6 +222,7 @@ def test_a_gateway_that_never_listens_runs_into_the_start_deadline(run: RunPaths
     assert left_behind(run) == []
 
 
+@pytest.mark.job
 def test_a_stubborn_process_is_killed(run: RunPaths) -> None:
     stubborn = ["bash", "-c", "trap '' TERM; while :; do sleep 1; done"]
     begun = time.monotonic()

@@ -131,6 +131,7 @@ async def test_update_in_flight_and_release_and_restore(engine: TorchEngine, mod
     await client.close()
 
 
+@pytest.mark.job
 async def test_killed_engine_is_a_fault_at_both_sides(models: tuple[Path, Path], tmp_path: Path) -> None:
     engine = start_engine(EngineSpec("torch", models[0], 0, 8, 256, tmp_path / "log", options={"flush": 1}), 60.0)
     client = connect(engine.address)

@@ -200,6 +200,7 @@ async def test_nothing_is_left_when_it_ends(tmp_path: Path, number: signal.Signa
         assert fake.ends == {}, "what was running is the ledger's to give out again"
 
 
+@pytest.mark.job
 async def test_a_gateway_that_stays_away_stops_it_resumable_with_one_line(tmp_path: Path) -> None:
     async with fake_gateway(lambda b, c: DONE) as fake:
         run = Run(tmp_path, fake, {}, fake.socket)
