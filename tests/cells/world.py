@@ -59,9 +59,8 @@ class World:
         self.claimants: set[int] = set()
         """Cells that may have a part of the open step's gradient."""
         self.closing = self.publishing = False
-        self.leaving = False
-        self.crashed = getattr(self, "crashed", False)
-        """A cell left rollout in this burst, or is on its way."""
+        self.left_in: int | None = None
+        """The burst in which cells left rollout last; None once none of them is away (the core's transfer was undone)."""
         self.claimed = 0
         self.leftover = sum(g.size - g.finished for g in self.groups.values())
         """Unfinished executions that a restart found: they may be more than async's rollout cells hold."""
@@ -122,6 +121,8 @@ class World:
                 self.note_claimants()
             case TransferFailed():
                 self.transfer = None
+                if Role.TRAINING not in self.roles:
+                    self.left_in = None
             case StepDone(step):
                 self.closing, self.saved = False, self.saving
                 self.note_step(step)
@@ -130,7 +131,6 @@ class World:
                 self.claimants = set()
             case Published(version):
                 self.published, self.publishing = version, False
-                self.leaving = False
         self.tell(event)
 
     def crash(self) -> None:
@@ -143,7 +143,6 @@ class World:
         self.published = self.step
         assert self.saved["step"] == self.step
         self.policy = make_policy(self.schedule, self.saved)
-        self.crashed = True
         self.carry_out(self.policy.resume(self.groups.values()))
 
     # -- what the policy decides -----------------------------------------------------------------------------------------------
@@ -153,11 +152,12 @@ class World:
         self.check_through()
 
     def check_through(self) -> None:
-        """From the first cell that leaves rollout to the burst's publication, through every transfer: what serves holds what is unfinished.
+        """From the first cell that leaves rollout to the burst's end, through every transfer: what serves holds what is unfinished.
 
-        (A boundary dispatches while cells are on their way back, and async queues what has no slot.)
+        (A boundary dispatches while cells are on their way back, with every cell in rollout skipped groups are replaced as at a boundary,
+        and async queues what has no slot.)
         """
-        if self.leaving and self.schedule.mode is not Mode.ASYNC and not self.crashed:  # open: a resumed burst was seen to queue a few
+        if self.left_in == self.policy.burst and self.schedule.mode is not Mode.ASYNC:
             assert self.waterlevel() <= self.rollout_capacity(), "unfinished executions without a slot in mid-burst"
 
     def carry_out(self, decisions: list[Decision]) -> None:
@@ -196,7 +196,7 @@ class World:
             last = self.step + 1 >= min(self.published + self.schedule.mu, self.schedule.steps)
             done = len(self.fed) == self.schedule.groups_per_step == self.claimed
             assert not (self.schedule.join_late and last and done), "a cell joins a burst of which nothing is left"
-            self.leaving = True
+            self.left_in = self.policy.burst
         else:
             assert self.schedule.mode is not Mode.ASYNC, "a cell of a fixed pool returns"
             assert transfer.cell == prefix - 1
