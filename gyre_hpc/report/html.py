@@ -54,7 +54,7 @@ def render(paths: RunPaths, summary: Summary) -> str:
         _section(
             "Role transfers",
             _transfers(summary),
-            "agree: until every cell has done its part; release, onload, pull, offload and restore lie within it.",
+            "The phases follow each other in the order in which they stand here; docs/architecture.md says what is true after each.",
         ),
         _section("Loss", _steps(summary, ("loss", "violet"))),
         _section(

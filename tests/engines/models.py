@@ -17,19 +17,25 @@ from gyre_hpc.engines.protocol import EngineAddress
 VOCABULARY = 300
 
 
+def small_config(**changes: Any) -> Qwen3Config:
+    """The shape of the tests' engines; `changes` are fields of it."""
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }
+    return Qwen3Config(**{**shape, **changes})
+
+
 def save_random(path: Path, seed: int, config: PretrainedConfig | None = None, kind: Any = Qwen3ForCausalLM) -> Path:
     """A model with weights so large that its distributions are far from uniform."""
-    config = config or Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
+    config = config or small_config()
     torch.manual_seed(seed)
     model = kind(config)
     for parameter in model.parameters():

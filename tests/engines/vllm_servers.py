@@ -9,29 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from transformers import Qwen3Config
 
 from gyre_hpc.engines.factory import start_engine
 from gyre_hpc.engines.protocol import EngineServer, EngineSpec
-from tests.engines.models import VOCABULARY, save_random
+from tests.engines.models import save_random, small_config
 
 WINDOW = 2048
 
 
 def small_model(path: Path, seed: int) -> Path:
     """Its greedy choices are far from ties."""
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=WINDOW,
-        tie_word_embeddings=True,
-    )
-    return save_random(path, seed, config)
+    return save_random(path, seed, small_config(max_position_embeddings=WINDOW))
 
 
 @dataclass

@@ -16,12 +16,11 @@ import anthropic
 import openai
 import pytest
 import yaml
-from transformers import Qwen3Config
 
 from gyre_hpc.engines.probe import Wanted, examine
 from gyre_hpc.engines.upstream import AS_NAMES, OPENAI, Wire
 from gyre_hpc.errors import ConfigError
-from tests.engines.models import plain_logprobs, save_random
+from tests.engines.models import plain_logprobs, save_random, small_config
 from tests.gateway.fakes import tiny_model
 from tests.gateway.test_standalone import GO, gateway
 from trees.store import StoreReader
@@ -35,19 +34,7 @@ pytestmark = pytest.mark.vllm
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights under the tiny tokenizer."""
     path = tiny_model(tmp_path_factory.mktemp("policy"))
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=258,
-    )
-    return save_random(path, 0, config)
+    return save_random(path, 0, small_config(vocab_size=VOCABULARY, max_position_embeddings=1024, eos_token_id=258))
 
 
 @pytest.fixture
