@@ -28,7 +28,7 @@ from gyre_hpc.gateway.canonical import (
     normalise_tools,
 )
 from gyre_hpc.gateway.dialect import Asked, read_request, sort_events
-from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of
+from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of, header
 from gyre_hpc.gateway.openai import digest_of
 from gyre_hpc.gateway.recorder import CallRequest
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, blocks_of
@@ -129,7 +129,7 @@ class Messages:
         """See Dialect."""
         harness = harness_of(headers)
         read = read_request(raw, _shape(harness), harness, memory, conversation_of)
-        call = call_request(read.digest, read.fields, headers.get(AGENT_HEADER, ""), harness, read.conversation)
+        call = call_request(read.digest, read.fields, header(headers, AGENT_HEADER), harness, read.conversation)
         return Asked(call, bool(read.fields.get("stream")), MessagesAnswer(str(read.fields.get("model") or model)))
 
     def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:

@@ -202,6 +202,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         status, text, cause = 400, "the body is nested too deeply", error
     except CallFailed as error:
         status, text, cause = 500, str(error), error
+    except web.RequestPayloadError as error:
+        status, text, cause = 400, f"the body is not what its headers say: {' '.join(str(error).split())}", error
     except web.HTTPRequestEntityTooLarge as error:
         status, text, cause = 413, f"the body is larger than gateway.max_body_mb allows ({error.text})", error
     except web.HTTPException as error:

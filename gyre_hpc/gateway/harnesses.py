@@ -38,7 +38,12 @@ class Harness:
 
     def agent(self, headers: Mapping[str, str]) -> str:
         """The id of the sub-agent that calls, or ""."""
-        return headers.get(self.ids[1], "") if self.ids and headers.get(self.ids[0]) else ""
+        return header(headers, self.ids[1]) if self.ids and headers.get(self.ids[0]) else ""
+
+
+def header(headers: Mapping[str, str], name: str) -> str:
+    """A header as text that JSON and the record can say: bytes that are no UTF-8 come as halves of characters, and are spelt out."""
+    return headers.get(name, "").encode(errors="backslashreplace").decode()
 
 
 def _patterns(*texts: str) -> Patterns:

@@ -294,7 +294,7 @@ class Ledger:
         execution = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1
         live = self._live.get(execution)
         known = live.token if live is not None else self._spent.get(execution, "")
-        if not hmac.compare_digest(known.encode(), token.encode()) or not known:
+        if not hmac.compare_digest(known.encode(), token.encode(errors="replace")) or not known:
             return None
         if live is None:
             raise Over(f"execution {execution} is over")

@@ -319,3 +319,46 @@ async def test_garbage_of_the_right_shape_is_the_senders_fault(url: str, http: a
     async with http.post(f"{url}/x/s0/v1/messages", json=asked) as answer:
         assert answer.status == 400, await answer.text()
         assert (await answer.json())["error"]["type"] == "invalid_request_error"
+
+
+GO = json.dumps({"max_tokens": 9, "messages": [{"role": "user", "content": "go"}], "input": "go"}).encode()
+CLOSE = b"\r\nConnection: close\r\n\r\n"
+
+
+LINES = (
+    (b"x-claude-code-agent-id: a\xff", b"200"),
+    (b"x-codex-parent-thread-id: a\r\nthread-id: \xff\xfe", b"200"),
+    (b"x-parent-session-id: p\r\nx-session-id: s\xff", b"200"),
+    (b"User-Agent: \xff", b"200"),
+    (b"Content-Encoding: \xff", b"200"),
+    (b"Content-Encoding: gzip", b"400"),
+    (b"Content-Encoding: deflate", b"400"),
+    (b"Content-Encoding: br", b"400"),
+    (b"Content-Length: 7", b"400"),
+    (b"Transfer-Encoding: chunked", b"400"),
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1/messages/count_tokens"])
+async def test_headers_that_are_no_text_and_bodies_that_are_not_what_they_say(url: str, path: str) -> None:
+    """No 5xx: an id is one whatever its bytes are, and a body that can't be unpacked is the sender's fault."""
+    for line, status in LINES:
+        length = b"" if b"Length" in line or b"chunked" in line else f"\r\nContent-Length: {len(GO)}".encode()
+        answer = await _sent(url, b"POST /x/s0" + path.encode() + b" HTTP/1.1\r\nHost: a\r\n" + line + length + CLOSE + GO)
+        assert answer.split(b" ", 2)[1] == status, (line, answer)
+
+
+async def test_paths_that_are_no_text(url: str) -> None:
+    for path in (b"/\xff", b"/x/s0/\xff", b"/x/\xff/v1/models", b"/x/s0/v1/models/%ff", b"/x/s0/v1/models/\xed\xa0\x80"):
+        answer = await _sent(url, b"GET " + path + b" HTTP/1.1\r\nHost: a" + CLOSE)
+        assert answer.split(b" ", 2)[1] in (b"200", b"400", b"401", b"404"), answer
+
+
+async def _sent(url: str, raw: bytes) -> bytes:
+    """All that comes back."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    writer.write(raw)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()

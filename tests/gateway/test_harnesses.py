@@ -32,6 +32,13 @@ def test_sub_agents_are_told_by_their_headers() -> None:
     assert GENERIC.agent({"x-session-id": "s", "x-parent-session-id": "m"}) == ""
 
 
+def test_an_id_that_is_no_text_is_one_all_the_same() -> None:
+    """What HTTP allows and UTF-8 does not: told apart, and sayable in JSON and in the record."""
+    one, other = (CLAUDE_CODE.agent({"x-claude-code-agent-id": f"a{half}"}) for half in ("\udcff", "\udcfe"))
+    assert one != other
+    assert one.encode().startswith(b"a")
+
+
 def test_a_harness_that_nobody_knows_may_word_things_as_any_other() -> None:
     for harness in HARNESSES:
         assert set(harness.summary_asked) <= set(GENERIC.summary_asked)

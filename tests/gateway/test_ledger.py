@@ -152,7 +152,8 @@ def test_secrets_stand_for_live_executions_only(disk: Disk) -> None:
     first, second = disk.ledger.work("n1", 2)
     assert disk.ledger.execution_of(first["secret"]) == first["execution"]
     swapped = f"{first['execution']}-{second['secret'].partition('-')[2]}"
-    for wrong in (swapped, first["secret"][:-1], f"{first['execution']}-", f"{first['execution']}", "", "-", "²-x", "9" * 40, "é-é"):
+    own = f"{first['execution']}"
+    for wrong in (swapped, first["secret"][:-1], f"{own}-", own, "", "-", "²-x", "9" * 40, "é-é", f"{own}-\udcff"):
         assert disk.ledger.execution_of(wrong) is None
     end(disk, first)
     with pytest.raises(Over, match="is over"):
