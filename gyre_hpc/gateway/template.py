@@ -217,6 +217,28 @@ class TurnRenderer:
                     self._check_probe(head, start, follow)
                 except ValueError as error:
                     raise self._refused(str(error)) from None
+        try:
+            self._check_behind_calls(heads[-1], start, [result, plain])
+        except ValueError as error:
+            raise self._refused(str(error)) from None
+
+    def _check_behind_calls(self, head: Head, start: Message, follow: list[Message]) -> None:
+        """What a tool shows is rendered behind a stand-in without calls; a template may look for the call (its name, say).
+
+        A template that can't write a call at all has none to look for.
+        """
+        behind = self._chat(follow, first=False)
+        arguments: tuple[Any, ...] = ({}, "{}")  # some write the text that they are given
+        for given in arguments:
+            function = {"name": "t", "arguments": given}
+            turn = {"role": "assistant", "content": _MARK, "tool_calls": [{"id": "i", "type": "function", "function": function}]}
+            with contextlib.suppress(ValueError):
+                whole = self._render([*self._with_head(head, [start]), turn, *behind], head)
+                break
+        else:
+            return
+        if not whole.endswith(self._after_mark(behind)):
+            raise ValueError("it is not append-only: tool results behind a call are written otherwise than behind a turn without one")
 
     def _check_probe(self, head: Head, start: Message, follow: list[Message]) -> None:
         turn: ChatMessage = {"role": "assistant", "content": _MARK}

@@ -117,6 +117,14 @@ def test_text_leaves_out_the_token_that_ended_the_turn(renderer: TurnRenderer) -
             "no stop token",
         ),
         (lambda t: "{{- raise_exception('never') -}}" + t, "never"),
+        # the name of the call before it stands in a result: the stand-in behind which results are rendered has none
+        (
+            lambda t: t.replace(
+                "'\\n<tool_response>\\n' +",
+                "'\\n<tool_response>\\n' + (messages[loop.index0 - 1].tool_calls or [{}])[0].id | default('') +",
+            ),
+            "results behind a call",
+        ),
     ],
 )
 def test_templates_that_are_refused(tmp_path: Path, change: Any, why: str) -> None:
