@@ -10,34 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from gyre_hpc.engines.handover import Departure
-
-if TYPE_CHECKING:
-    from gyre_hpc.engines.handover_waiting import Conversation, WaitingConversations
-    from gyre_hpc.gateway.router import Call, Route
+from gyre_hpc.engines.handover_waiting import Conversation
+from gyre_hpc.gateway.floor import Floor
+from gyre_hpc.gateway.route import Call, Route
 
 log = logging.getLogger(__name__)
 _LOOK = 0.02
 """Seconds between two looks for places that come free."""
-
-
-class Floor(Protocol):
-    """What a leaving cell needs of the router."""
-
-    conversations: WaitingConversations
-    home: dict[int, int]
-    """Execution -> the seat where it lives."""
-    waiting: list[Call]
-
-    def place_for(self, execution: int) -> Route | None: ...
-    def haven(self, execution: int) -> Route | None: ...
-    def shut(self, route: Route) -> None: ...
-    async def emptied(self, route: Route) -> None: ...
-    def dispatch(self) -> None: ...
 
 
 class Leaving:
@@ -64,6 +47,34 @@ class Leaving:
         self._ended: asyncio.Task[dict[str, Any]] | None = None
         self._began = asyncio.get_running_loop().time()
         self._counts = {"moved": 0, "held": 0}
+
+    async def phase(self, name: str, deadline: float) -> dict[str, Any]:
+        """A phase by its name in cells/transfer.py; its deadline in seconds. Raises KeyError for one that is none of the gateway's."""
+        match name:
+            case "unroute":
+                return dict(self.left())
+            case "reserve":
+                return dict(await self.reserve(deadline))
+            case "hold":
+                return dict(await self.hold(deadline))
+            case "hand-over":
+                return dict(self.hand_over())
+            case "acknowledge":
+                return await self.acknowledge(deadline)
+        raise KeyError(f"no phase {name}")
+
+    async def back(self, name: str) -> dict[str, Any]:
+        """A phase's undo by the phase's name; that of `unroute` is to open the routes again, which is not done here."""
+        match name:
+            case "reserve":
+                self.unreserve()
+            case "hold":
+                self.unhold()
+            case "hand-over" | "acknowledge":
+                await self.give_up()
+            case _:
+                raise KeyError(f"no phase {name}")
+        return {}
 
     # -- the phases ---------------------------------------------------------------------------------------------------------------
 
@@ -234,8 +245,3 @@ def added(reports: list[dict[str, Any]]) -> dict[str, Any]:
             else:
                 whole[key] = value if before is None else max(before, value) if isinstance(value, float) else before + value
     return whole
-
-
-def load(route: Route, homes: Counter[int]) -> float:
-    """Executions that live there or call it now, relative to what it holds."""
-    return max(homes[route.seat], len(route.executions)) / route.address.capacity
