@@ -40,6 +40,7 @@ from gyre_hpc.gateway.roles import UNEXPLAINED
 from gyre_hpc.gateway.roots import Roots
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.turn import Turn
+from trees.ids import Ids
 from trees.matching import Match, MessageIndex, chain
 from trees.records import CallEnd, Fate, Intent, Node, NodeKind, Role
 from trees.store import StoreError, StoreWriter
@@ -132,7 +133,7 @@ class Recorder:
         self._index = MessageIndex()
         self._texts = Texts()
         self._live: dict[int, Live] = {}
-        self._over: set[int] = set()
+        self._over = Ids()
         self._closing = False
         self._fatal: Exception | None = None
         self.committer = Committer(store, self._on_fatal)

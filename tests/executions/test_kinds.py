@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -37,7 +38,7 @@ def test_those_that_compact_are_told_the_window(name: str) -> None:
 
 def test_stable_settings_only_add() -> None:
     stable = KINDS["claude-code"].launch(TOLD).env
-    plain = KINDS["claude-code"].launch(Told(**{**TOLD.__dict__, "stable": False})).env
+    plain = KINDS["claude-code"].launch(replace(TOLD, stable=False)).env
     assert plain.items() < stable.items()
 
 
@@ -50,3 +51,9 @@ def test_files_are_what_they_say() -> None:
 
 def test_a_command_finds_all_three_families() -> None:
     assert {"ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "OPENAI_API_BASE"} <= KINDS["command"].launch(TOLD).env.keys()
+
+
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - {"claude-code"}))
+def test_the_others_have_no_such_settings(name: str) -> None:
+    """They run as they come either way, so what is shown of one way is shown of both."""
+    assert KINDS[name].launch(TOLD) == KINDS[name].launch(replace(TOLD, stable=False))
