@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate
@@ -60,6 +60,14 @@ class Schedule:
     def capacity_from(self) -> tuple[int, ...]:
         """int[K + 1]: slots of cells k .. K - 1, the standalone pool included."""
         return tuple(accumulate(reversed(self.capacity), initial=self.standalone_capacity))[::-1]
+
+    def holding(self, cell: int | None, slots: int) -> Schedule:
+        """It with another capacity of one cell, or (None) of the standalone pool; 0 where all engines are dead. ValueError for no such cell."""
+        if slots < 0 or (cell is not None and not 0 <= cell < len(self.capacity)):
+            raise ValueError(f"cell {cell} of {len(self.capacity)} can't hold {slots} executions")
+        if cell is None:
+            return replace(self, standalone_capacity=slots)
+        return replace(self, capacity=(*self.capacity[:cell], slots, *self.capacity[cell + 1 :]))
 
 
 # -- events -------------------------------------------------------------------------------------------------------------------
@@ -124,10 +132,19 @@ class Published:
 
 
 @dataclass(frozen=True)
+class CapacityChanged:
+    """The engines of `cell` (None: of the standalone pool) hold `slots` executions from now on: one died, or is back."""
+
+    cell: int | None
+    slots: int
+
+
+@dataclass(frozen=True)
 class GroupFrontier:
     """What the ledger knows of one group after a (re)start; `valid` None: not all of its executions are over.
 
-    `trained` may be set by a caller that knows better than the snapshot that the group was consumed already.
+    `version` as it counts for distances: below 0 is possible where weights were given up. `trained` may be set by a caller that knows
+    better than the snapshot that the group was consumed already.
     """
 
     group: int
@@ -138,7 +155,9 @@ class GroupFrontier:
     trained: bool = False
 
 
-Event = GroupDispatched | ExecutionFinished | GroupComplete | TransferDone | TransferFailed | Claimed | StepDone | Published
+Event = (
+    GroupDispatched | ExecutionFinished | GroupComplete | TransferDone | TransferFailed | Claimed | StepDone | Published | CapacityChanged
+)
 
 
 # -- decisions ----------------------------------------------------------------------------------------------------------------
@@ -166,6 +185,13 @@ class Feed:
 
 
 @dataclass(frozen=True)
+class Drop:
+    """This complete group is trained on by no step: its bound on the staleness has passed (after a resume that gave up steps only)."""
+
+    group: int
+
+
+@dataclass(frozen=True)
 class CloseStep:
     """No more groups for this step and no more joins: reduce, step, checkpoint; answered by StepDone.
 
@@ -187,4 +213,4 @@ class Finish:
     """All steps are done."""
 
 
-Decision = Dispatch | Transfer | Feed | CloseStep | Publish | Finish
+Decision = Dispatch | Transfer | Feed | Drop | CloseStep | Publish | Finish

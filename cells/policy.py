@@ -10,7 +10,10 @@ Invariants:
 - nothing is fed while cells of the last burst are on their way back: what is fed may be claimed by every cell in training, and one
   that leaves would take its part of the gradient along. So the training set only grows between the first `Feed` of a step and its end;
 - without streaming nothing is fed before all groups that the burst needs are complete;
-- every group is fed once or skipped once (no valid execution in it); a step is made of `groups_per_step` fed groups, see below;
+- every group is fed once, or skipped once (no valid execution in it), or dropped once (a resume that gave up steps left it too old);
+  a step is made of `groups_per_step` fed groups, see below;
+- an engine that died holds nothing until it is back (`CapacityChanged`): no cell leaves, and nothing is replaced, on the strength of its
+  slots. What runs may be more than the rest holds then; the policy adds nothing to that before a burst's boundary;
 - every run ends if its executions do, its transfers succeed in the end and some groups are valid.
 
 Choices where the design is silent:
@@ -30,10 +33,12 @@ from typing import Any
 
 from cells.burst import Backlog, Consumed, boundary_target, holds_back
 from cells.events import (
+    CapacityChanged,
     Claimed,
     CloseStep,
     Decision,
     Dispatch,
+    Drop,
     Event,
     ExecutionFinished,
     Feed,
@@ -82,6 +87,7 @@ class Policy(ABC):
         check_schedule(schedule)
         saved = snapshot if snapshot is not None else {}
         self.schedule = schedule
+        """Its capacities are those of the engines that live (`CapacityChanged`)."""
         self.step: int = saved.get("step", 0)
         """Optimizer steps done; equals the version of the newest weights."""
         self.published = self.step
@@ -90,6 +96,8 @@ class Policy(ABC):
         """Index of the current burst."""
         self.skipped: int = saved.get("skipped", 0)
         """Groups that were dropped because no execution of them was valid."""
+        self.dropped = 0
+        """Groups of this attempt that no step could take within the bound on the staleness."""
         self.skipped_in_a_row = 0
         """Complete groups since the last one with a valid execution: many of them mean that something outside is broken."""
         self.phase = Phase.NEW
@@ -230,6 +238,10 @@ class Policy(ABC):
             self._step.claim(event.groups)
         return []
 
+    def _on_capacity(self, event: CapacityChanged) -> list[Decision]:
+        self.schedule = self.schedule.holding(event.cell, event.slots)
+        return []
+
     # -- what a mode says -----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -242,10 +254,7 @@ class Policy(ABC):
 
     def _begins(self) -> bool:
         """Whether enough waits for training to begin: with streaming one complete group, else all that the burst needs."""
-        ready = self._backlog.ready_count
-        if self.schedule.streaming:
-            return ready > 0
-        return ready >= self._needed or (ready > 0 and self.waterlevel == 0)
+        return self._backlog.ready_count >= (1 if self.schedule.streaming else self._needed)
 
     def _room(self) -> int:
         """Groups that may be dispatched in mid-burst while cells are away: no more than those that remain can hold."""
@@ -265,7 +274,8 @@ class Policy(ABC):
         self._burst_end = min(self.step + self.schedule.mu, self.schedule.steps)
         self._moves.begin_burst()
         self._open = False
-        decisions = self._dispatch(boundary_target(self.schedule, self.step) - self.outstanding)
+        decisions = self._drop_overdue()
+        decisions += self._dispatch(boundary_target(self.schedule, self.step) - self.outstanding)
         self._moves.boundary(self._staying())
         return decisions
 
@@ -273,7 +283,7 @@ class Policy(ABC):
         if self.phase is not Phase.BURST:
             return []
         self._moves.settle()  # the end of the returns opens the step for feeding
-        decisions = self._replace_skipped()
+        decisions = self._drop_overdue() + self._replace_skipped()
         self._open = self._open or (not self._moves.returning and self._begins())
         decisions += self._feed()
         return decisions + self._move_or_close()
@@ -299,6 +309,16 @@ class Policy(ABC):
             self._backlog.consumed.add(state.group)
         self.skipped += len(void)
         return len(void)
+
+    def _drop_overdue(self) -> list[Decision]:
+        """Groups that the open step would be too late for: none, but after a resume that gave up steps."""
+        bound = self.schedule.staleness_bound
+        overdue = self._backlog.overdue(self.step - bound) if bound is not None else []
+        for state in overdue:
+            self._backlog.take(state.group)
+            self._backlog.consumed.add(state.group)
+        self.dropped += len(overdue)
+        return [Drop(state.group) for state in overdue]
 
     def _feed(self) -> list[Decision]:
         if not self.roles.core_trains or not self._open:  # `_open` waits for the returns
@@ -358,4 +378,5 @@ _HANDLERS: dict[type, Callable[[Policy, Any], list[Decision]]] = {
     Claimed: Policy._on_claimed,
     StepDone: Policy._on_step_done,
     Published: Policy._on_published,
+    CapacityChanged: Policy._on_capacity,
 }

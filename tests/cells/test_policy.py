@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cells.events import (
+    CapacityChanged,
     CloseStep,
     Dispatch,
     ExecutionFinished,
@@ -61,7 +62,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
 
 
-def world(schedule: Schedule, seed: int, void: float = 0.0, fails: float = 0.0) -> World:
+def world(schedule: Schedule, seed: int, void: float = 0.0, fails: float = 0.0, mortal: bool = False) -> World:
     chance = random.Random(seed)
     failed = 0
 
@@ -70,7 +71,7 @@ def world(schedule: Schedule, seed: int, void: float = 0.0, fails: float = 0.0) 
         failed = failed + 1 if failed < TRANSFER_ATTEMPTS - 1 and chance.random() < fails else 0
         return failed > 0
 
-    return World(schedule, chance.randrange, lambda: chance.random() < void, fail)
+    return World(schedule, chance.randrange, lambda: chance.random() < void, fail, mortal)
 
 
 def consumed_or_skipped(w: World) -> None:
@@ -79,11 +80,13 @@ def consumed_or_skipped(w: World) -> None:
     assert len(trained) == len(set(trained))
     assert len(w.steps) == w.schedule.steps
     void = {g.group for g in w.groups.values() if g.valid == 0}
+    known = w.policy.snapshot()
+    assert void | set(trained) == set(range(known["consumed_below"])) | set(known["consumed"])
+    assert w.policy.skipped == len(void), "skipped twice, or not counted"
     left = set(w.groups) - set(trained) - void
     if not void and not w.restarts:
         assert not left
         assert all(len(step) == w.schedule.groups_per_step for step in w.steps)
-        assert w.policy.skipped == 0
     assert w.policy.outstanding == len(left) + len(w.dispatches)
 
 
@@ -121,9 +124,21 @@ def test_crashes_lose_no_group_and_repeat_no_step(schedule: Schedule, seed: int,
         w.happen()
     assert w.over
     consumed_or_skipped(w)
-    known = w.policy.snapshot()
-    trained = {g for step in w.steps for g in step}
-    assert trained <= set(range(known["consumed_below"])) | set(known["consumed"])
+
+
+@settings(max_examples=500, deadline=None)
+@given(schedules(), st.integers(0, 2**32), st.sampled_from([0.0, 0.2]), st.lists(st.integers(1, 60), max_size=2))
+def test_engines_that_die_and_come_back_are_never_counted_on(schedule: Schedule, seed: int, void: float, crashes: list[int]) -> None:
+    w = world(schedule, seed, void, fails=0.1, mortal=True)
+    w.carry_out(w.policy.start())
+    for events in [*crashes, 200_000]:
+        for _ in range(events):
+            if not w.over:
+                w.happen()
+        if not w.over:
+            assert events < 200_000, "the run does not end"
+            w.crash()
+    consumed_or_skipped(w)
 
 
 def drive(policy: ElasticPolicy, *events: object) -> list[object]:
@@ -237,6 +252,34 @@ def test_a_satellite_that_failed_to_leave_is_not_asked_again_in_this_burst() -> 
     drive(policy, StepDone(1), Published(1), GroupDispatched(3, 1, 2), GroupDispatched(4, 1, 2), TransferDone(0, ROLLOUT))
     assert complete(policy, 2, 2) == [Transfer(0, TRAINING)]
     assert drive(policy, TransferDone(0, TRAINING)) == [Feed(2), Transfer(1, TRAINING)]  # and in the next one it is
+
+
+def test_a_cell_waits_for_a_dead_engine_of_another_and_leaves_once_it_is_back() -> None:
+    policy = ElasticPolicy(replace(SMALL, capacity=(4, 4), standalone_capacity=3))
+    policy.start()
+    drive(policy, *(GroupDispatched(g, 0, 2) for g in range(3)))
+    assert drive(policy, CapacityChanged(1, 0), CapacityChanged(None, 1)) == []
+    assert policy.capacity == 5
+    assert complete(policy, 0, 2) == []  # 4 are unfinished, and without cell 0 one slot serves
+    assert drive(policy, CapacityChanged(None, 3)) == []
+    assert drive(policy, CapacityChanged(1, 4)) == [Transfer(0, TRAINING)]
+
+
+def test_nothing_is_replaced_into_a_dead_engine() -> None:
+    policy = ElasticPolicy(replace(SMALL, phi=0.0, capacity=(4, 4)))
+    policy.start()
+    drive(policy, GroupDispatched(0, 0, 2), GroupDispatched(1, 0, 2))
+    complete(policy, 0, 2)
+    drive(policy, ExecutionFinished(1))
+    assert drive(policy, TransferDone(0, TRAINING)) == [Feed(0)]
+    assert drive(policy, CapacityChanged(1, 0), ExecutionFinished(1)) == []
+    assert complete(policy, 1, 0, valid=0) == [Transfer(1, TRAINING)]  # nothing serves that it could take away
+
+
+@pytest.mark.parametrize(("cell", "slots"), [(3, 4), (-1, 4), (0, -1), (None, -1)])
+def test_a_capacity_of_nothing_is_refused(cell: int | None, slots: int) -> None:
+    with pytest.raises(ValueError, match=f"cell {cell} of 3 can't hold {slots}"):
+        ElasticPolicy(SMALL).on(CapacityChanged(cell, slots))
 
 
 def test_the_same_transfer_failing_again_and_again_is_an_error() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 from cells.events import (
+    CapacityChanged,
     Claimed,
     CloseStep,
     Decision,
@@ -34,10 +35,12 @@ Draw = Callable[[int], int]
 
 
 class World:
-    """`draw` chooses which pending thing happens next; `void` and `fails` say whether a group or a transfer goes wrong."""
+    """`draw` chooses which pending thing happens next; `void` and `fails` say whether a group or a transfer goes wrong, `mortal` whether
+    engines die and come back."""
 
-    def __init__(self, schedule: Schedule, draw: Draw, void: Callable[[], bool], fails: Callable[[], bool]) -> None:
-        self.schedule, self.draw, self.void, self.fails = schedule, draw, void, fails
+    def __init__(self, schedule: Schedule, draw: Draw, void: Callable[[], bool], fails: Callable[[], bool], mortal: bool = False) -> None:
+        self.schedule, self.draw, self.void, self.fails, self.mortal = schedule, draw, void, fails, mortal
+        self.deaths = 0
         self.policy = make_policy(schedule)
         self.saved = self.saving = self.policy.snapshot()
         self.groups: dict[int, GroupFrontier] = {}
@@ -52,6 +55,10 @@ class World:
 
     def _boot(self) -> None:
         self.roles = [Role.ROLLOUT] * len(self.schedule.capacity)
+        self.held = [*self.schedule.capacity, self.schedule.standalone_capacity]
+        """What the engines of each cell hold that live, and the standalone pool's."""
+        self.excess = 0
+        """Unfinished executions beyond what serves, since engines died."""
         self.transfer: Transfer | None = None
         self.pending: list[Event] = []
         self.dispatches: list[int] = []
@@ -79,19 +86,34 @@ class World:
         unfinished = [g for g in self.groups.values() if g.valid is None]
         claims = self.schedule.join_late and not self.closing and self.claimed < len(self.fed)
         choices = len(self.pending) + len(unfinished) + bool(self.dispatches) + claims
-        assert choices, f"nothing can happen any more: phase {self.policy.phase}, roles {self.roles}, fed {self.fed}"
-        at = self.draw(choices)
+        assert choices or self.dead, f"nothing can happen any more: phase {self.policy.phase}, roles {self.roles}, fed {self.fed}"
+        at = self.draw(choices + self.mortal)
         if at < len(self.pending):
             self.deliver(self.pending.pop(at))
         elif at < len(self.pending) + len(unfinished):
             self.finish_one(unfinished[at - len(self.pending)])
         elif self.dispatches and at == len(self.pending) + len(unfinished):
             self.dispatch_one()
-        else:
+        elif at < choices:
             self.claim()
+        else:
+            self.change_an_engine()
         # a group has a slot until it is declared complete: it may have to be replaced
         held = sum(max(1, g.size - g.finished) for g in self.groups.values() if g.valid is None)
         assert self.policy.waterlevel == held + len(self.dispatches) * self.schedule.group_size, "the policy's count is not the ledger's"
+
+    @property
+    def dead(self) -> bool:
+        return self.held != [*self.schedule.capacity, self.schedule.standalone_capacity]
+
+    def change_an_engine(self) -> None:
+        """One of a cell's engines, or all of them, die; or they are back."""
+        cell = self.draw(len(self.held))
+        whole = self.schedule.capacity[cell] if cell < len(self.roles) else self.schedule.standalone_capacity
+        self.held[cell] = self.draw(whole) if whole and self.held[cell] == whole else whole
+        self.deaths += self.held[cell] < whole
+        self.excess = max(self.excess, self.waterlevel() - self.rollout_capacity())
+        self.tell(CapacityChanged(cell if cell < len(self.roles) else None, self.held[cell]))
 
     def claim(self) -> None:
         """The training cells claim the work of some further groups."""
@@ -152,13 +174,18 @@ class World:
         self.check_through()
 
     def check_through(self) -> None:
-        """From the first cell that leaves rollout to the burst's end, through every transfer: what serves holds what is unfinished.
+        """From the first cell that leaves rollout to the burst's end, through every transfer: what serves holds what is unfinished, and
+        where engines died the rest is asked to hold no more than was unfinished then.
 
         (A boundary dispatches while cells are on their way back, with every cell in rollout skipped groups are replaced as at a boundary,
         and async queues what has no slot.)
         """
         if self.left_in == self.policy.burst and self.schedule.mode is not Mode.ASYNC:
-            assert self.waterlevel() <= self.rollout_capacity(), "unfinished executions without a slot in mid-burst"
+            over = max(0, self.waterlevel() - self.rollout_capacity())
+            assert over <= self.excess, "unfinished executions without a slot in mid-burst"
+            self.excess = over
+        else:
+            self.excess = 0
 
     def carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -207,9 +234,9 @@ class World:
 
     def check_capacity(self, cell: int) -> None:
         """A cell may leave: what remains holds every unfinished execution; under colocate what never trains does."""
-        left = self.rollout_capacity() - self.schedule.capacity[cell]
+        left = self.rollout_capacity() - self.held[cell]
         if self.schedule.mode is Mode.COLOCATE:
-            left = self.schedule.standalone_capacity + sum(self.schedule.capacity[self.schedule.training_cells :])
+            left = sum(self.held[self.schedule.training_cells :])
         if self.schedule.mode is Mode.ASYNC:
             assert not self.dispatches, "async transfers before it dispatches"
             assert self.waterlevel() <= self.leftover
@@ -227,7 +254,7 @@ class World:
         assert (frontier.version, group) == min((g.version, g.group) for g in ready), "not the oldest complete group"
         if not self.schedule.streaming and not self.fed and self.step == self.burst_start():
             whole = min(self.schedule.mu, self.schedule.steps - self.step) * self.schedule.groups_per_step
-            assert len(ready) >= whole or self.waterlevel() == 0, "training began before the burst was complete"
+            assert len(ready) >= whole, "training began before the burst was complete"
         self.fed.append(group)
         self.note_claimants()
         bound = self.schedule.staleness_bound
@@ -267,5 +294,5 @@ class World:
 
     def rollout_capacity(self) -> int:
         moving = self.transfer.cell if self.transfer is not None else None
-        cells = (c for k, c in enumerate(self.schedule.capacity) if self.roles[k] is Role.ROLLOUT and k != moving)
-        return self.schedule.standalone_capacity + sum(cells)
+        cells = (c for k, c in enumerate(self.held[:-1]) if self.roles[k] is Role.ROLLOUT and k != moving)
+        return self.held[-1] + sum(cells)
