@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +10,11 @@ from typing import Any
 
 QUIET = frozenset({"execution.end", "run.end"})
 LOST = "execution.lost"
+
+
+def say(line: str) -> None:
+    """To whoever runs the command."""
+    print(line, flush=True, file=sys.stdout)
 
 
 def describe(event: dict[str, Any]) -> str | None:

@@ -40,7 +40,8 @@ class DriverJob(Checkpointable):
         self.programs = programs
 
     def __call__(self) -> int:
-        from gyre_hpc.driver.driver import drive, say, write_report
+        from gyre_hpc.driver.driver import drive, write_report
+        from gyre_hpc.driver.lines import say
 
         try:
             code = drive(self.run_dir, programs=self.programs)

@@ -20,9 +20,10 @@ import psutil
 
 from gyre_hpc.config import load
 from gyre_hpc.controller.live import LiveFile
-from gyre_hpc.driver import driver, ending, rundir
+from gyre_hpc.driver import children, driver, ending, rundir
 from gyre_hpc.driver.allocation import node_name
-from gyre_hpc.driver.driver import MARK, WORLD_SIZE
+from gyre_hpc.driver.attempt import WORLD_SIZE
+from gyre_hpc.driver.children import MARK
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.driver.world import mark_ready, mark_through
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
@@ -45,7 +46,7 @@ def programs(steps: int = 3, seconds: float = 0.05, **replaced: list[str]) -> Pr
 
 def hasten(set_attribute: Callable[[object, str, float], None]) -> None:
     """Shorter graces: these programs end at once."""
-    set_attribute(driver, "SETTLE", 0.3)
+    set_attribute(children, "SETTLE", 0.3)
     set_attribute(ending, "LEAVE", 1.0)
 
 

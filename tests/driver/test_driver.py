@@ -15,14 +15,12 @@ import psutil
 import pytest
 
 from gyre_hpc import processes
-from gyre_hpc.config import check, load
-from gyre_hpc.driver import driver as module
-from gyre_hpc.driver.allocation import Allocation, Placement
-from gyre_hpc.driver.driver import MARK, Attempt, World, drive
-from gyre_hpc.driver.launcher import Child, LocalLauncher
+from gyre_hpc.config import check
+from gyre_hpc.driver import attempt, children, disk
+from gyre_hpc.driver.allocation import find_allocation
+from gyre_hpc.driver.children import MARK
+from gyre_hpc.driver.driver import drive
 from gyre_hpc.driver.rundir import prepare
-from gyre_hpc.driver.runlock import RunLock
-from gyre_hpc.driver.signals import Signals
 from gyre_hpc.driver.world import WorldWatch
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.events import read_events
@@ -59,7 +57,7 @@ def test_a_run_ends_with_its_steps_and_leaves_nothing(run: RunPaths, capsys: pyt
     assert not run.lock.exists()
     assert not run.runtime(1).exists()
     assert sorted(p.name for p in run.attempt_logs(1).iterdir()) == sorted(
-        ["driver.log", "gateway.log", "mpi.log", "model.log", f"supervisor-{module.find_allocation().nodes[0]}.log"]
+        ["driver.log", "gateway.log", "mpi.log", "model.log", f"supervisor-{find_allocation().nodes[0]}.log"]
     )
     assert "step 3, score 0.500" in capsys.readouterr().out
 
@@ -150,11 +148,11 @@ def test_a_supervisor_that_is_killed_is_started_again_a_few_times(run: RunPaths)
     def supervisors() -> list[int]:
         return [pid for name, pid in victims(run).items() if name.startswith("supervisor") and psutil.pid_exists(pid)]
 
-    for tries in range(1, module.SUPERVISOR_TRIES + 2):
+    for tries in range(1, children.SUPERVISOR_TRIES + 2):
         background.until(lambda: background.steps() >= 1 and len(supervisors()) == 1)
         steps = background.steps()
         os.kill(supervisors()[0], signal.SIGKILL)
-        if tries > module.SUPERVISOR_TRIES:
+        if tries > children.SUPERVISOR_TRIES:
             break
         background.until(lambda n=tries: kinds(run).count("supervisor.again") == n)
         background.until(lambda s=steps: background.steps() > s)
@@ -162,12 +160,12 @@ def test_a_supervisor_that_is_killed_is_started_again_a_few_times(run: RunPaths)
     assert code == 75
     assert "supervisor" in out.splitlines()[-1]
     assert "was killed by SIGKILL" in out.splitlines()[-1]
-    node = module.find_allocation().nodes[0]
+    node = find_allocation().nodes[0]
     again = [event for event in read_events(run.events) if event["kind"] == "supervisor.again"]
     assert [(event["node"], event["lost"], event["tries"]) for event in again] == [
-        (node, 2, n) for n in range(1, module.SUPERVISOR_TRIES + 1)
+        (node, 2, n) for n in range(1, children.SUPERVISOR_TRIES + 1)
     ]
-    assert (run.attempt_logs(1) / "gateway.log").read_text().count(f"asked: /control/nodes/{node}/gone") == module.SUPERVISOR_TRIES
+    assert (run.attempt_logs(1) / "gateway.log").read_text().count(f"asked: /control/nodes/{node}/gone") == children.SUPERVISOR_TRIES
     assert left_behind(run) == []
 
 
@@ -188,7 +186,7 @@ def test_kill_9_of_the_driver_leaves_nothing_and_its_lock_is_taken_over(run: Run
 
 def test_a_rank_that_ends_before_mpi_is_up_does_not_leave_the_others_waiting(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait in MPI_Init then, and mpiexec with them."""
-    monkeypatch.setattr(module, "SAID", 1.0)
+    monkeypatch.setattr(children, "SAID", 1.0)
     code = (
         "import os, sys, time; from pathlib import Path; from gyre_hpc.failure import *; from gyre_hpc.errors import *;"
         "os.environ['PMI_RANK'] == '0' or time.sleep(1000);"
@@ -232,7 +230,7 @@ def test_a_stubborn_process_is_killed(run: RunPaths) -> None:
 
 
 def test_too_little_space_is_refused_before_anything_starts(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.disk, "free_mb", lambda folder: 0)
+    monkeypatch.setattr(disk, "free_mb", lambda folder: 0)
     with pytest.raises(Resumable, match="0 MiB free"):
         drive(run.root, programs=programs())
     assert not run.logs.exists()
@@ -240,8 +238,8 @@ def test_too_little_space_is_refused_before_anything_starts(run: RunPaths, monke
 
 def test_a_disk_that_fills_stops_the_run(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     free = iter([100, 100])
-    monkeypatch.setattr(module.disk, "free_mb", lambda folder: next(free, 0))
-    monkeypatch.setattr(module, "DISK_POLL", 0.2)
+    monkeypatch.setattr(disk, "free_mb", lambda folder: next(free, 0))
+    monkeypatch.setattr(attempt, "DISK_POLL", 0.2)
     with pytest.raises(Resumable, match="nearly full"):
         drive(run.root, programs=programs(steps=1000))
     assert left_behind(run) == []
@@ -259,7 +257,7 @@ def test_a_model_path_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["abort", "hang"])
 def test_ranks_that_fail_in_mpi_init_are_started_again(run: RunPaths, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUMBLES", f"{how}:2")
-    monkeypatch.setattr(module, "WorldWatch", lambda folder, ranks, limit: WorldWatch(folder, ranks, 3.0 if how == "hang" else 60.0))
+    monkeypatch.setattr(attempt, "WorldWatch", lambda folder, ranks, limit: WorldWatch(folder, ranks, 3.0 if how == "hang" else 60.0))
     assert drive(run.root, programs=programs(steps=2)) == ExitCode.DONE
     assert kinds(run) == ["run.start", "mpi.again", "mpi.again", *["step.end", "checkpoint"] * 2, "run.end"]
     assert left_behind(run) == []
@@ -272,26 +270,3 @@ def test_ranks_that_never_get_through_mpi_init_end_the_attempt_by_name(run: RunP
         drive(run.root, programs=programs(steps=2))
     assert kinds(run) == ["run.start", "mpi.again", "mpi.again", "failure", "run.end"]
     assert left_behind(run) == []
-
-
-def test_what_is_started_again_must_start_within_its_deadline(run: RunPaths) -> None:
-    process = subprocess.Popen(["sleep", "1000"])
-    try:
-        config = load(run.config)
-        placed = Placement(("n1",), (("n1",),))
-        world = World(Allocation(("n1",)), placed, LocalLauncher(), programs())
-        with Signals() as signals:
-            attempt = Attempt(run, config, world, RunLock(run.lock), signals, None)
-            attempt.folder.mkdir(parents=True)
-            attempt._add_again(Child("supervisor-n1", process, run.root / "log", 1))
-            assert attempt._check_children() is False
-            child, _ = attempt._awaited[0]
-            attempt._awaited = [(child, 0.0)]
-            with pytest.raises(Resumable, match=r"waited 20 s for supervisor-n1 to start again"):
-                attempt._check_children()
-            (attempt.folder / "started-supervisor-n1.json").write_text('{"pid": 1, "node": "n1", "rank": null}')
-            assert attempt._check_children() is False
-            assert attempt._awaited == []
-    finally:
-        process.kill()
-        process.wait()

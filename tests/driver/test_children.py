@@ -1,0 +1,33 @@
+"""Children that are started again must come up; who dies, and what becomes of the run then: test_driver.py, with real programs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.driver.children import Children
+from gyre_hpc.driver.launcher import Child, LocalLauncher
+from gyre_hpc.driver.world import WorldWatch
+from gyre_hpc.errors import Resumable
+from gyre_hpc.events import EventLog
+
+
+def test_what_is_started_again_must_start_within_its_deadline(tmp_path: Path) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        watch = WorldWatch(tmp_path, 1, 20.0)
+        children = Children(tmp_path, LocalLauncher(), EventLog(tmp_path / "events.jsonl"), 1, watch, 20.0, lambda: None)
+        children.add_again(Child("supervisor-n1", process, tmp_path / "log", 1))
+        assert children.check() is False
+        child, _ = children._awaited[0]
+        children._awaited = [(child, 0.0)]
+        with pytest.raises(Resumable, match=r"waited 20 s for supervisor-n1 to start again"):
+            children.check()
+        (tmp_path / "started-supervisor-n1.json").write_text('{"pid": 1, "node": "n1", "rank": null}')
+        assert children.check() is False
+        assert children._awaited == []
+    finally:
+        process.kill()
+        process.wait()
