@@ -142,6 +142,8 @@ class RolloutSection(_Section):
     threads: Positive = 1
     restarts: Annotated[int, Field(ge=0)] = 2
     """Times that one engine is started again after it died, in one attempt; then the run stops, resumable."""
+    canary: Annotated[float, Field(gt=0.0)] | None = None
+    """Nats by which an engine's log-probs may differ from the trainer's, in the mean over the canary (canary.py); null: by model.dtype."""
     options: dict[str, Any] = {}
     """Passed to the engine as they are (for vllm: command line options)."""
 

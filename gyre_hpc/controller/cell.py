@@ -27,6 +27,7 @@ from cells.epochs import Channel, DeadlineExceeded
 from cells.lines import Lines
 from cells.reduce import start_broadcast, start_sum
 from cells.waiting import wait
+from gyre_hpc import canary
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_core
 from gyre_hpc.config import Config
 from gyre_hpc.controller.keeper import Keeper
@@ -80,6 +81,7 @@ class CellRank:
         claims: Claims,
         engines: Future[EngineBank] | None,
         checkpoint: Checkpoint | None,
+        folder: Path,
     ) -> None:
         assert ranks.cell is not None
         assert ranks.cell_index is not None
@@ -87,6 +89,8 @@ class CellRank:
         self.config, self.paths, self.base_model, self.ranks = config, paths, base_model, ranks
         self.place = Place(ranks.cell_index, ranks.slot, ranks.cell.Get_size(), ranks.cell_index < training_cells(config))
         self.checkpoint = checkpoint
+        self._base_canary = folder / canary.NAME
+        """That of version 0, in the attempt's own folder: the base model's is not ours."""
         self._claims = claims
         self._inner = Channel(ranks.cell)
         self._upper = Channel(ranks.control) if ranks.control is not None else self._inner
@@ -237,13 +241,22 @@ class CellRank:
         else:
             self._actor = Satellite(self.base_model, self.config, local)
         if self._actor is not None:
+            if self.place.is_core and self.place.is_leader and not message.step:
+                self._actor.canary(0).write(self._base_canary)
             self._actor.offload()  # every cell begins in rollout: the device is the engines'
         report: dict[str, Any] = {"actor_seconds": round(time.monotonic() - began, 2)}
         if self._starting is not None:
             bank: EngineBank = self._wait(self._started, "the cell's engines", self.config.deadlines.start)
+            self._engines = self._keeper(bank)
+            if not message.step:  # a resumed core's weights are published first
+                self._engines.verify(self.base_model, 0, self.config.deadlines.start)
             report["engines"] = bank.report(self.config.deadlines.start)
-            self._engines = Keeper(bank, self.place.cell, self.config.rollout.restarts, self.config.deadlines.start)
         return report
+
+    def _keeper(self, bank: EngineBank) -> Keeper:
+        rollout, deadline = self.config.rollout, self.config.deadlines.start
+        tolerance = rollout.canary if rollout.canary is not None else canary.TOLERANCES[self.config.model.dtype]
+        return Keeper(bank, self.place.cell, rollout.restarts, deadline, self._canary, tolerance)
 
     def _started(self) -> EngineBank | None:
         assert self._starting is not None
@@ -450,6 +463,12 @@ class CellRank:
             return {}
         seconds = self._engines.load(self._weights(message.weights), message.version, self.config.deadlines.transfer)
         return {"engines": self._engines.addresses(), "verify": seconds["verify"]}
+
+    def _canary(self, weights: Path, version: int) -> canary.Canary:
+        """That of the version, as the core wrote it. Raises DeadlineExceeded, GyreError."""
+        path = weights / canary.NAME if version else self._base_canary
+        self._wait(path.is_file, f"the canary of version {version} to be seen on this node", self.config.deadlines.start)
+        return canary.read(path)
 
     def _weights(self, directory: str) -> Path:
         """A published version; another node renamed it into place, and a network file system may show that late."""

@@ -1,7 +1,9 @@
 """The engines that a rank owns, kept alive: one that dies, or fails in what it is told, is ended and started again with the wanted weights.
 
 Invariants: an engine that failed is ended before anything else, for what it holds is not known (its memory is free then); a new one serves
-only the version that was asked for and has the same specification; all that are dead are started at once, within one start deadline.
+only the version that was asked for, and has the same specification; all that are dead are started at once, within one start deadline. None
+serves a version whose canary (gyre_hpc/canary.py) it does not repeat: it loads once more, then GyreError ends the attempt, because another
+process would hardly do better.
 Each engine is started again `restarts` times in an attempt; then Resumable ends the attempt, and the same command begins anew.
 """
 
@@ -10,23 +12,27 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gyre_hpc.canary import Canary, short
 from gyre_hpc.engines.bank import EngineBank
 from gyre_hpc.engines.protocol import EngineFault, EngineServer
-from gyre_hpc.errors import Resumable
+from gyre_hpc.errors import GyreError, Resumable
 
 logger = logging.getLogger(__name__)
 
 
 class Keeper:
-    """`start_deadline`: seconds for an engine to come up again."""
+    """`start_deadline`: seconds for an engine to come up again; `canary` of (weights, version), to be repeated within `tolerance` nats."""
 
-    def __init__(self, bank: EngineBank, cell: int, restarts: int, start_deadline: float) -> None:
+    def __init__(
+        self, bank: EngineBank, cell: int, restarts: int, start_deadline: float, canary: Callable[[Path, int], Canary], tolerance: float
+    ) -> None:
         self._bank, self._cell, self._restarts, self._start_deadline = bank, cell, restarts, start_deadline
+        self._canary, self._tolerance = canary, tolerance
         self._released = False
         self._known: set[int] = set()
         """Pids whose end is known."""
@@ -68,7 +74,7 @@ class Keeper:
     def load(self, model: Path, version: int, deadline: float) -> dict[str, float]:
         """All have these weights; the dead ones are started again. A released one does not serve before `resume`.
 
-        Seconds of `load`, and of `verify`: every engine is asked for the version that it has.
+        Seconds of `load`, and of `verify`: every engine is asked for its version and for the canary's log-probs.
         """
         began = time.monotonic()
         end = began + deadline
@@ -85,11 +91,16 @@ class Keeper:
 
         self._do(action)
         loaded = time.monotonic()
-        self._do(lambda server: _verify(server, version, max(1.0, end - time.monotonic())))
+        self._verify(model, version, end)
         verified = time.monotonic()
         self._released = False
         self.revive(model, version)
         return {"load": loaded - began + time.monotonic() - verified, "verify": verified - loaded}
+
+    def verify(self, model: Path, version: int, deadline: float) -> None:
+        """All have these weights, as the trainer has them; those that do not are started again. Raises GyreError."""
+        self._verify(model, version, time.monotonic() + deadline)
+        self.revive(model, version)
 
     def resume(self, model: Path, version: int, deadline: float) -> None:
         """All serve these weights."""
@@ -100,8 +111,15 @@ class Keeper:
         self._do(lambda server: server.pause(deadline))
 
     def revive(self, model: Path, version: int) -> list[int]:
-        """Start the dead ones with these weights, all at once; which they were. Raises Resumable."""
-        dead = self._bank.dead()
+        """Start the dead ones with these weights, all at once; which they were. Raises Resumable, GyreError."""
+        started: set[int] = set()
+        while dead := self._bank.dead():
+            self._start(dead, model, version)
+            started.update(dead)
+            self._verify(model, version, time.monotonic() + self._start_deadline, dead)
+        return sorted(started)
+
+    def _start(self, dead: list[int], model: Path, version: int) -> None:
         self._note(dead)
         for number in dead:
             if self._counts[number] >= self._restarts:
@@ -113,24 +131,51 @@ class Keeper:
         began = time.monotonic()
         for number, fault in self._bank.restart(dead, model, version, self._start_deadline).items():
             raise Resumable(f"engine {number} of cell {self._cell} did not start again: {fault}", "the same command resumes") from fault
-        if dead:
-            logger.warning("engines %s of cell %d started again in %.1f s", dead, self._cell, time.monotonic() - began)
-        return dead
+        logger.warning("engines %s of cell %d started again in %.1f s", dead, self._cell, time.monotonic() - began)
 
     def stop(self) -> None:
         self._bank.stop()
 
-    def _do(self, action: Callable[[EngineServer], None]) -> None:
-        """On all that live; those that fail are ended."""
+    def _verify(self, model: Path, version: int, end: float, chosen: Collection[int] | None = None) -> None:
+        """Of the `chosen` (None: all) those that live; what has another version, or can't be asked, is ended. Raises GyreError."""
+        canary = self._canary(model, version)
+        numbers = {pid: number for number, pid in self._bank.pids.items()}
+
+        def action(server: EngineServer) -> None:
+            for again in (False, True):
+                difference, found = _compare(server, canary, end)
+                if difference <= self._tolerance:
+                    return
+                line = (
+                    f"engine {numbers[server.pid]} of cell {self._cell} (pid {server.pid}) does not compute version {version} as the "
+                    f"trainer: log-probs {short(found)}, expected {short(canary.logprobs)}; {difference:.3g} nats apart in the mean, "
+                    f"{self._tolerance:g} are allowed"
+                )
+                if again:
+                    raise GyreError(
+                        f"{line}, also after loading {model} again",
+                        "see its log; rollout.canary = more nats only where it is meant to compute otherwise (quantised rollout.options)",
+                    )
+                logger.warning("%s; it loads them again", line)
+                server.update_weights(model, version, max(1.0, end - time.monotonic()))
+
+        self._do(action, chosen)
+
+    def _do(self, action: Callable[[EngineServer], None], chosen: Collection[int] | None = None) -> None:
+        """On all that live (of the `chosen`); those that fail are ended."""
         dead = set(self._bank.dead())
-        faults = self._bank.each(action, [number for number in self._bank.pids if number not in dead])
+        among = self._bank.pids if chosen is None else chosen
+        faults = self._bank.each(action, [number for number in among if number not in dead])
         for number, fault in faults.items():
             logger.warning("engine %d of cell %d is ended: %s", number, self._cell, fault)
         if faults:
             self._bank.each(lambda server: server.stop(), list(faults))
 
 
-def _verify(server: EngineServer, version: int, deadline: float) -> None:
-    have = server.health(deadline)["version"]
-    if have != version:
-        raise EngineFault(f"engine {server.pid} says version {have} after loading version {version}")
+def _compare(server: EngineServer, canary: Canary, end: float) -> tuple[float, list[float]]:
+    """(mean difference in nats, what the engine says) under the canary's version. Raises EngineFault where it has another one."""
+    have = server.health(max(1.0, end - time.monotonic()))["version"]
+    if have != canary.version:
+        raise EngineFault(f"engine {server.pid} says version {have} after loading version {canary.version}")
+    found = server.logprobs(canary.tokens, max(1.0, end - time.monotonic()))
+    return canary.difference(found), found

@@ -81,7 +81,7 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     if tasks is not None:
         code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims)
     else:
-        code = _cell(config, paths, base, ranks, claims, engines, checkpoint)
+        code = _cell(config, paths, base, ranks, claims, engines, checkpoint, runtime.attempt)
 
     def give_up() -> None:
         error = Resumable(f"MPI did not end within {config.deadlines.step:.0f} s", "nothing is lost: the same command ends the run")
@@ -126,10 +126,11 @@ def _cell(
     claims: Claims,
     engines: Future[EngineBank] | None,
     checkpoint: Checkpoint | None,
+    attempt: int,
 ) -> ExitCode:
     from gyre_hpc.controller.cell import CellRank
 
-    reason = CellRank(config, paths, base, ranks, claims, engines, checkpoint).run()
+    reason = CellRank(config, paths, base, ranks, claims, engines, checkpoint, paths.runtime(attempt)).run()
     return ExitCode.DONE if reason == "done" else ExitCode.RESUMABLE
 
 

@@ -39,6 +39,7 @@ FREE = (
     "cells.standalone",
     "cells.leftover",
     "rollout.threads",
+    "rollout.canary",
     "training.threads",
 )
 

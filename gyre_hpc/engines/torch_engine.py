@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -84,12 +84,15 @@ class TorchEngine:
     def restore(self, model: Path, version: int, deadline: float) -> None:
         self._load("restore", model, version, deadline)
 
+    def logprobs(self, tokens: Sequence[int], deadline: float) -> list[float]:
+        return [float(value) for value in self._post("score", deadline, tokens=list(tokens))["logprobs"]]
+
     def stop(self) -> None:
         self._child.stop(_GRACE)
 
-    def _post(self, name: str, deadline: float, **body: object) -> None:
+    def _post(self, name: str, deadline: float, **body: object) -> Any:
         self._child.check()
-        control.call(f"{self.address.url}/{name}", deadline, body)
+        return control.call(f"{self.address.url}/{name}", deadline, body)
 
     def _load(self, name: str, model: Path, version: int, deadline: float) -> None:
         self._post(name, deadline, model=str(model.resolve()), version=version)

@@ -122,6 +122,13 @@ class SlotModel:
         target = Target(low, low + len(last), int(positions.max()) + 1, rows, where, None)
         return self._run(cache, target, self._tensor(last)[:, None], where[:, None])
 
+    def logprobs(self, tokens: list[int]) -> list[float]:
+        """Nats of tokens[1:], each after those before it: all prefixes in one pass over slots of their own, as prompts are computed."""
+        prefixes = [tokens[:end] for end in range(1, len(tokens))]
+        logits = self.forward(SlotCache(len(tokens), self.device), Piece(0, prefixes, [0] * len(prefixes)))
+        picked = logits.float().log_softmax(-1).gather(1, torch.tensor(tokens[1:], device=self.device)[:, None])
+        return [float(value) for value in picked[:, 0]]
+
     def _run(self, cache: SlotCache, target: Target, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         cache.reserve(target.high, target.width)
         cache.target = target

@@ -3,7 +3,8 @@
 Protocol (all below `/<secret>`): `POST /generate` {request_id, prompt, position, sampling} answers binary frames (frames.py) to who accepts
 them, and else, for people, NDJSON lines {t, l, v, f} (tokens, log-probs, [version, tokens] spans, finish), a blank line now and then while
 there is nothing to say, or {error}; closing the connection cancels.
-`POST /pause | /resume | /release`, `POST /update_weights | /restore` {model, version}, `GET /health | /digest`. 400: never; 503: not now.
+`POST /pause | /resume | /release`, `POST /update_weights | /restore` {model, version}, `POST /score` {tokens} (also while paused),
+`GET /health | /digest`. 400: never; 503: not now.
 Invariants: the batch belongs to the model thread alone (commands run between steps); chunks reach the HTTP thread once per step, all
 together, since waking it per token costs more than a token; a failure in the model loop ends the process, loudly.
 """
@@ -121,6 +122,7 @@ class Server:
             "release": self.release,
             "update_weights": self.update_weights,
             "restore": self.update_weights,
+            "score": self.score,
         }
         app.add_routes([web.post(f"/{secret}/{name}", handler) for name, handler in routes.items()])
         app.add_routes([web.get(f"/{secret}/health", self.health), web.get(f"/{secret}/digest", self.digest)])
@@ -221,6 +223,17 @@ class Server:
         batch = self._model.batch
         state = {"version": batch.version, "paused": self._paused, "released": batch.model is None, "pid": os.getpid()}
         return web.json_response({**state, **batch.counts})
+
+    async def score(self, http: web.Request) -> web.Response:
+        """{version, logprobs}: nats of tokens[1:], each after those before it."""
+        tokens = [int(token) for token in (await http.json())["tokens"]]
+
+        def weigh() -> dict[str, object] | None:
+            model = self._model.batch.model
+            return None if model is None else {"version": self._model.batch.version, "logprobs": model.logprobs(tokens)}
+
+        found = await self._command(weigh)
+        return web.json_response({"error": "released"}, status=503) if found is None else web.json_response(found)
 
     async def digest(self, http: web.Request) -> web.Response:
         """{version, digest}: BLAKE2b-128 of all parameters as float32, in the model's order, to compare with a trainer's."""

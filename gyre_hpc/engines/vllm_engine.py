@@ -27,7 +27,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +146,21 @@ class VllmEngine:
         self._canary(version, end - time.monotonic())
         if self._was_paused:
             self.pause(end - time.monotonic())
+
+    def logprobs(self, tokens: Sequence[int], deadline: float) -> list[float]:
+        """vLLM's prompt log-probs; a paused engine serves for as long as that takes (nobody else's calls are sent to it then)."""
+        end = time.monotonic() + deadline
+        paused = self.health(deadline)["paused"]
+        if paused:
+            self.resume(end - time.monotonic())
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        body = {"token_ids": list(tokens), "sampling_params": sampling}
+        try:
+            told = self._post("inference/v1/generate", end - time.monotonic(), body)["prompt_logprobs"]
+        finally:
+            if paused:
+                self.pause(end - time.monotonic())
+        return prompt_logprobs(tokens, told)
 
     def stop(self) -> None:
         self._child.stop(_GRACE)
@@ -318,6 +333,14 @@ def command(spec: EngineSpec, port: int) -> list[str]:
         else:
             argv.append(f"--{name}={value if isinstance(value, str | int | float | Path) else orjson.dumps(value).decode()}")
     return argv
+
+
+def prompt_logprobs(tokens: Sequence[int], told: Any) -> list[float]:
+    """Nats of tokens[1:] from an answer's `prompt_logprobs`: a table {id: {logprob}} for every token, none for the first. EngineFault."""
+    try:
+        return [float(table[str(token)]["logprob"]) for token, table in zip(tokens[1:], told[1:], strict=True)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineFault(f"vLLM's log-probs of a prompt of {len(tokens)} tokens: {type(error).__name__} {error}") from error
 
 
 def sequences(spec: EngineSpec) -> int:

@@ -27,10 +27,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from gyre_hpc.canary import NAME as CANARY
+from gyre_hpc.canary import Canary, text
 from gyre_hpc.config import Config
 from gyre_hpc.durable import replace_directory
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
-from gyre_hpc.training.loss import Objective, Sums, batch_loss
+from gyre_hpc.training.loss import Objective, Sums, batch_loss, target_logits
 from gyre_hpc.training.rows import TrainRow, stack
 
 if TYPE_CHECKING:
@@ -73,6 +75,20 @@ class Satellite:
             for parameter, part in zip(self._parameters, self._views(flat), strict=True):
                 part.copy_(parameter)
         return flat.numpy()
+
+    def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """Nats of tokens[1:], each after those before it, at temperature 1, by the forward pass that trains. At least two tokens."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        at = torch.arange(1, len(tokens), device=self.device)
+        with torch.no_grad():
+            distribution = torch.log_softmax(target_logits(self.model, ids, torch.zeros_like(at), at), dim=-1)
+        return [float(value) for value in distribution.gather(1, ids[0, 1:, None])[:, 0]]
+
+    def canary(self, version: int) -> Canary:
+        """Of the weights now, to be repeated by every engine that gets them."""
+        config = self.model.config.get_text_config(decoder=True)
+        tokens = text(int(config.vocab_size), self.config.model.window)
+        return Canary(version, tokens, tuple(self.logprobs(tokens)))
 
     def accumulate(self, rows: Sequence[TrainRow]) -> Sums:
         """Add the gradient of these rows to the sum. Any number of rows; memory is bounded by training.tokens_per_microstep."""
@@ -179,7 +195,8 @@ class Core(Satellite):
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face directory for the engines: whole or absent, durable when this returns. Rank 0 only.
 
-        Everything but the weights is copied from the model's own directory (configuration, tokenizer, chat template). Raises Resumable.
+        Everything but the weights is copied from the model's own directory (configuration, tokenizer, chat template), and their canary is
+        added. Raises Resumable.
         """
         if self.rank != 0:
             return
@@ -187,6 +204,7 @@ class Core(Satellite):
         def write(partial: Path) -> None:
             self.model.save_pretrained(partial)
             shutil.copytree(self.model_dir, partial, ignore=shutil.ignore_patterns(*_NOT_COPIED), dirs_exist_ok=True)
+            self.canary(self.version).write(partial / CANARY)
 
         try:
             replace_directory(directory, write)

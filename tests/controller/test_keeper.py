@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from gyre_hpc.canary import Canary
 from gyre_hpc.controller.keeper import Keeper
 from gyre_hpc.engines.bank import EngineBank
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, Holding
-from gyre_hpc.errors import Resumable
+from gyre_hpc.errors import GyreError, Resumable
 
 OLD, NEW = Path("version-1"), Path("version-2")
 
@@ -30,6 +32,8 @@ class FakeServer:
         self.claims: int | None = None
         """The version that it says it has, whatever it was given."""
         self.lives = True
+        self.wrong = 0
+        """Loads that go wrong from here on, whatever it says."""
 
     def _do(self, what: str) -> None:
         assert self.lives, f"{what} to a dead engine"
@@ -57,11 +61,18 @@ class FakeServer:
 
     def update_weights(self, model: Path, version: int, deadline: float) -> None:
         self._do("update")
-        self.weights = (model, version)
+        self.weights, self.wrong = (model, version), self.wrong - 1
 
     def restore(self, model: Path, version: int, deadline: float) -> None:
         self._do("restore")
         self.weights = (model, version)
+
+    def logprobs(self, tokens: Sequence[int], deadline: float) -> list[float]:
+        return [-1.0 - (0.1 if self.computes_otherwise() else 0.0)] * (len(tokens) - 1)
+
+    def computes_otherwise(self) -> bool:
+        """Whether what it loaded last is not what the trainer has."""
+        return self.wrong > 0
 
     def stop(self) -> None:
         self.lives = False
@@ -70,7 +81,7 @@ class FakeServer:
 def kept(engines: int = 2, restarts: int = 1) -> tuple[Keeper, EngineBank]:
     spec = EngineSpec("torch", OLD, 0, 4, 64, Path("engine.log"))
     bank = EngineBank.start(dict.fromkeys(range(engines), spec), 1.0, FakeServer)  # type: ignore[arg-type]
-    return Keeper(bank, 3, restarts, 1.0), bank
+    return Keeper(bank, 3, restarts, 1.0, lambda _, version: Canary(version, (1, 2, 3), (-1.0, -1.0)), 0.05), bank
 
 
 def server(bank: EngineBank, number: int) -> FakeServer:
@@ -139,6 +150,38 @@ def test_one_that_has_another_version_than_it_was_given_is_replaced() -> None:
     assert set(seconds) == {"load", "verify"}
     assert not first.lives
     assert server(bank, 0).weights == (NEW, 2)
+
+
+def test_one_that_does_not_compute_as_the_trainer_loads_once_more() -> None:
+    keeper, bank = kept()
+    first = server(bank, 0)
+    first.wrong = 2
+    keeper.load(NEW, 2, 1.0)
+    assert first.lives
+    assert first.told == ["update", "update"]
+    assert server(bank, 1).told == ["update"]
+
+
+def test_one_that_computes_otherwise_again_ends_the_attempt_and_is_named() -> None:
+    keeper, bank = kept()
+    server(bank, 1).wrong = 9
+    with pytest.raises(
+        GyreError, match=r"engine 1 of cell 3 .* version 2 .* \[-1\.100, .* expected \[-1\.000, .* 0\.1 nats .* 0\.05 .* version-2"
+    ):
+        keeper.load(NEW, 2, 1.0)
+
+
+def test_one_that_was_started_again_is_compared_as_well() -> None:
+    keeper, bank = kept()
+
+    class Wrong(FakeServer):
+        def computes_otherwise(self) -> bool:
+            return True
+
+    bank._starter = Wrong  # type: ignore[assignment]
+    server(bank, 0).lives = False
+    with pytest.raises(GyreError, match="engine 0 of cell 3"):
+        keeper.revive(NEW, 2)
 
 
 def test_all_that_died_are_started_at_once() -> None:

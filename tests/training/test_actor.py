@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from gyre_hpc import canary
 from gyre_hpc.checkpoint import CoreState, RunState, latest, read_core, save
 from gyre_hpc.config import Config, check
 from gyre_hpc.errors import ConfigError, GyreError
@@ -161,6 +162,11 @@ def test_export_is_a_directory_that_loads_with_tokenizer_files(core: Core, model
     assert (exported / "chat_template.jinja").read_bytes() == (model_dir / "chat_template.jinja").read_bytes()
     assert json.loads((exported / "config.json").read_text()) == json.loads((model_dir / "config.json").read_text())
     assert [child.name for child in exported.parent.iterdir()] == ["version-000001"]
+    written = canary.read(exported / canary.NAME)
+    with torch.no_grad():
+        plain = AutoModelForCausalLM.from_pretrained(exported)(torch.tensor([written.tokens])).logits[0].log_softmax(-1)
+    assert written.version == core.version
+    assert written.difference([float(plain[at, token]) for at, token in enumerate(written.tokens[1:])]) < 1e-5
 
 
 @pytest.mark.parametrize("limit", [100, 30_000])
