@@ -5,7 +5,8 @@ complete groups are taken is (version, id). Ordering key: the group's id, handed
 
 Staleness of a group is d = (version that is being updated) - (version at its dispatch). With a bound, a group of version v must be
 in a step s <= v + 1 + bound. Two rules keep it: the boundary never asks for more groups than the bound leaves steps for, and a
-younger group may take a slot only if the older ones still fit in theirs (`holds_back`).
+younger group may take a slot only if the older ones still fit in theirs (`holds_back`). A resume that gave up steps may find more than
+fits: what is past its step is dropped (`overdue`), and holds nothing back.
 """
 
 from __future__ import annotations
@@ -171,6 +172,12 @@ class Backlog:
         """(version, groups) of the outstanding groups of older versions, oldest first."""
         return sorted((v, n) for v, n in self._versions.items() if v < version)
 
+    def overdue(self, oldest: int) -> list[GroupState]:
+        """Complete groups with something to train on, of versions before `oldest`."""
+        if not any(version < oldest for version in self._versions):
+            return []
+        return sorted((g for g in self if g.valid and g.version < oldest), key=lambda g: (g.version, g.group))
+
     def _put(self, state: GroupState) -> None:
         """A new group, or a new state of one."""
         old = self._groups.get(state.group)
@@ -197,6 +204,8 @@ def holds_back(backlog: Backlog, candidate: GroupState, schedule: Schedule, step
     left_now = per_step - fed - 1
     count = 0
     for version, groups in backlog.older_than(candidate.version):
+        if version + bound < step:  # too late for any step
+            continue
         count += groups
         steps_after_this = max(0, version + bound - step)
         if count > left_now + steps_after_this * per_step:

@@ -62,7 +62,7 @@ class Schedule:
         return tuple(accumulate(reversed(self.capacity), initial=self.standalone_capacity))[::-1]
 
     def holding(self, cell: int | None, slots: int) -> Schedule:
-        """It with another capacity of one cell, or (None) of the standalone pool; 0 where all engines are dead. ValueError for no such cell."""
+        """It with another capacity of one cell, or (None) of the standalone pool; 0: all engines are dead. ValueError for no such cell."""
         if slots < 0 or (cell is not None and not 0 <= cell < len(self.capacity)):
             raise ValueError(f"cell {cell} of {len(self.capacity)} can't hold {slots} executions")
         if cell is None:
