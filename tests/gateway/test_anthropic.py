@@ -91,6 +91,7 @@ def test_unknown_fields_are_accepted_and_system_may_be_blocks() -> None:
         metadata={"user_id": "{}"},
         context_management={"edits": []},
         novelty=[1],
+        stop_sequences=["</x>"],
         tools=[{"name": "t", "input_schema": {}, "novelty": 1}, {"type": "computer_20250124"}],
         messages=[{"role": "user", "content": "hi", "novelty": 2}, {"role": "system", "content": "note"}, {"role": "user", "content": "x"}],
     )
