@@ -352,7 +352,7 @@ class CellRank:
             self._wait(lambda: self._is_whole(ref.execution), f"the record of execution {ref.execution}")
             tree = self._reader.tree(ref.execution)
             self._selected[ref.execution] = select_paths(tree, self.config.training.jmax, self.config.run.seed)
-        return TrainRow.of(self._selected[ref.execution][ref.path], ref.advantage)
+        return TrainRow.of(self._selected[ref.execution][ref.path], ref.advantage, ref.branch)
 
     def _is_whole(self, execution: int) -> bool:
         """Its end and those of all its calls are in view; looks again only if they are not."""

@@ -25,6 +25,7 @@ from cells.events import (
     CloseStep,
     Decision,
     Dispatch,
+    Drop,
     Event,
     Feed,
     Finish,
@@ -45,6 +46,7 @@ from cells.policies import make_policy
 from cells.roles import CellState
 from cells.transfer import Outcome
 from cells.waiting import wait
+from gyre_hpc.branches import Branch, Branches
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_state
 from gyre_hpc.config import Config
 from gyre_hpc.controller.asking import Asking
@@ -124,6 +126,7 @@ class Controller:
         self.groups = Groups()
         self.planner = Planner(StoreReader(paths.trees), config.training.jmax, config.run.seed, config.training.tokens_per_microstep)
         self._plans: list[tuple[int, GroupPlan]] = []
+        self.branches = Branches()
         self._work = StepWork(counter)
         self._standalone = range(0)
         """Cells behind the others, which only serve."""
@@ -212,6 +215,8 @@ class Controller:
                     self._dispatch(decision)
                 case Feed():
                     self._feed([decision.group, *self._fed_with_it()])
+                case Drop():
+                    self._drop(decision.group)
                 case Transfer():
                     self._begin(self._transfer(decision), f"transfer of cell {decision.cell} to {decision.to.value}")
                 case CloseStep():
@@ -314,7 +319,10 @@ class Controller:
         schedule: dict[str, Any] = self.saved.policy["schedule"] if self.saved else {"consumed_below": 0, "consumed": []}
         first = schedule["consumed_below"]
         ledger = yield from self.asking.call(lambda: self.client.ledger(first))
-        frontier = self.groups.restore(ledger, first)
+        # a group's own place among the branches needs the first group of now: above all that the ledger has
+        following = 1 + max((int(entry["group"]) for entry in ledger["groups"]), default=first - 1)
+        self._branch_off(Branch(step, following, int(ledger["first_execution"])), first)
+        frontier = self.groups.restore(ledger, first, self.branches)
         self._changes_after = int(ledger["next"])
         logger.info("attempt %d begins at step %d with %d groups in the ledger", self.attempt, step, len(frontier))
         self._decisions.extend(self.policy.resume(frontier))
@@ -322,6 +330,19 @@ class Controller:
             if group.valid == 0 or group.group in schedule["consumed"]:
                 self._release(group.group)
         self._step_started = self._progress_at = time.monotonic()
+
+    def _branch_off(self, here: Branch, consumed_below: int) -> None:
+        """The weights after the checkpoint's are given up, if there were any: what they sampled counts from here (gyre_hpc/branches.py)."""
+        if self.attempt == 1:
+            return
+        known = Branches.of(self.saved.policy.get("branches", ())) if self.saved else Branches()
+        self.branches = self.planner.branches = known.resumed(here, consumed_below)
+        newest = 0
+        for event in read_events(self.paths.events):
+            newest = int(event["step"]) if event["kind"] == "step.end" else newest
+        if newest > here.step:
+            logger.warning("steps %d to %d have no checkpoint: they are done again, from step %d", here.step + 1, newest, here.step)
+            self.events.emit("steps.again", step=here.step, newest=newest, first_group=here.groups, first_execution=here.executions)
 
     def _reconcile(self, saved: RunState) -> None:
         """Emit what tells of the checkpointed step if the last attempt died between the checkpoint and that."""
@@ -359,7 +380,7 @@ class Controller:
         fields = {
             "step": step,
             "score_mean": sum(plan.score_sum for _, plan in plans) / max(1, executions),
-            "staleness_mean": sum(step - 1 - self.groups[group].version for group, _ in plans) / max(1, len(plans)),
+            "staleness_mean": sum(step - 1 - self.groups[group].counts_as for group, _ in plans) / max(1, len(plans)),
             "target_tokens": sum(plan.targets for _, plan in plans),
             "executions": executions,
             "groups": [group for group, _ in plans],
@@ -378,7 +399,7 @@ class Controller:
             refresh=self.policy.keeps_satellites or not self.policy.closes_burst,
             checkpoint=step % self.config.checkpoint.every == 0 or step == self.config.run.steps,
             fields=fields,
-            state={"schedule": snapshot},
+            state={"schedule": snapshot, "branches": self.branches.saved()},
         )
         reports = yield from self.asking.agree(message, f"step {step}", self.config.deadlines.step)
         self._work.closed()
@@ -398,6 +419,13 @@ class Controller:
         """What a trained group no longer needs on disk: its generated task."""
         self.tasks.release(self.groups[group].task)
         self.groups.forget(group)
+
+    def _drop(self, group: int) -> None:
+        """A complete group that no step may take any more."""
+        state = self.groups[group]
+        logger.warning("group %d is not trained on: it is older than schedule.staleness_bound allows", group)
+        self.events.emit("group.dropped", group=group, version=state.version, counts_as=state.counts_as, step=self.policy.step)
+        self._release(group)
 
     def _publish(self, version: int) -> Activity:
         began = time.monotonic()

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cells.events import Event, ExecutionFinished, GroupComplete, GroupFrontier
+from gyre_hpc.branches import Branches, counted
 from gyre_hpc.controller.plan import Outcome
 
 
 @dataclass
 class GroupState:
-    """One group as the ledger tells it; `outcomes` by index of the group."""
+    """One group as the ledger tells it; `outcomes` by index of the group; `counts_as`: its version, for distances (branches.py)."""
 
     group: int
     task: str
     size: int
     version: int
+    counts_as: int
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     valid: int | None = None
 
@@ -36,21 +38,23 @@ class Groups:
     def __getitem__(self, group: int) -> GroupState:
         return self._groups[group]
 
-    def restore(self, ledger: Mapping[str, Any], first: int = 0) -> list[GroupFrontier]:
+    def restore(self, ledger: Mapping[str, Any], first: int = 0, branches: Branches | None = None) -> list[GroupFrontier]:
         """Read the ledger's frontier, from group `first` on, after a (re)start; returns it in the policy's terms."""
+        branches = branches if branches is not None else Branches()
         frontier = []
         self.next_group = first
         for entry in ledger["groups"]:
-            state = GroupState(entry["group"], entry["task"], entry["size"], entry["version"], valid=entry["valid"])
+            counts_as = counted(entry["version"], branches.of_group(entry["group"]))
+            state = GroupState(entry["group"], entry["task"], entry["size"], entry["version"], counts_as, valid=entry["valid"])
             for end in entry["ends"]:
                 state.outcomes[end["index"]] = Outcome(end["execution"], end["score"], end["valid"])
             self._groups[state.group] = state
             self.next_group = max(self.next_group, state.group + 1)
-            frontier.append(GroupFrontier(state.group, state.version, state.size, len(state.outcomes), state.valid))
+            frontier.append(GroupFrontier(state.group, counts_as, state.size, len(state.outcomes), state.valid))
         return frontier
 
     def dispatched(self, group: int, task: str, size: int, version: int) -> None:
-        self._groups[group] = GroupState(group, task, size, version)
+        self._groups[group] = GroupState(group, task, size, version, version)
         self.next_group = max(self.next_group, group + 1)
 
     def on_change(self, change: Mapping[str, Any]) -> list[Event]:

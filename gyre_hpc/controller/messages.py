@@ -14,11 +14,15 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class RowRef:
-    """One selected path: `path` is its place in `trees.selection.select_paths(execution)`; `advantage` of its execution."""
+    """One selected path: `path` is its place in `trees.selection.select_paths(execution)`; `advantage` of its execution.
+
+    `branch`: its tokens' versions after this one are of weights that a resume gave up (gyre_hpc/branches.py).
+    """
 
     execution: int
     path: int
     advantage: float
+    branch: int | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gyre_hpc.branches import Branches
 from gyre_hpc.controller.messages import RowRef, Work
 from trees.advantages import group_advantages
 from trees.packing import pack
@@ -50,6 +51,7 @@ class Planner:
         self._jmax = jmax
         self._seed = seed
         self._budget = tokens_per_microstep
+        self.branches = Branches()
         self.next_item = 0
 
     def plan(self, outcomes: Sequence[Outcome]) -> GroupPlan:
@@ -87,7 +89,7 @@ class Planner:
             if advantage == 0.0:
                 continue
             for index, path in enumerate(paths):
-                rows.append(RowRef(outcome.execution, index, float(advantage)))
+                rows.append(RowRef(outcome.execution, index, float(advantage), self.branches.of_execution(outcome.execution)))
                 lengths.append(len(path.tokens))
         score = float(sum(outcome.score for outcome in valid))
         return rows, lengths, GroupPlan(Work(self.next_item, ()), len(valid), score, targets, skipped)

@@ -52,7 +52,7 @@ class ControlClient:
         return answer["next"], answer["changes"]
 
     def ledger(self, first: int = 0) -> dict[str, Any]:
-        """{groups: [{group, task, size, version, burst, valid, ends, live}], next}, from group `first` on."""
+        """{groups: [{group, task, size, version, burst, valid, ends, live}], next, first_execution}, from group `first` on."""
         answer: dict[str, Any] = self._post("/control/ledger", {"first": first})
         return answer
 

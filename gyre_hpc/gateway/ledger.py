@@ -117,6 +117,8 @@ class Ledger:
         self._groups: dict[int, _Group] = {}
         self.next_group = 0
         """The first group id above all that were dispatched."""
+        self.first_execution = 0
+        """The first execution id above all that earlier gateways handed out."""
         self._live: dict[int, _Live] = {}
         self._handed: dict[str, set[int]] = {}
         """By node: live executions that its supervisor has not named since they were handed out; the answer may not have arrived."""
@@ -140,6 +142,7 @@ class Ledger:
         ends, known = records.ends(), set(told)
         live = []
         for record in records.executions().values():
+            self.first_execution = max(self.first_execution, record.execution + 1)
             place = self._groups[record.group].places[record.index]
             place.attempts = max(place.attempts, record.attempt + 1)
             end = ends.get(record.execution)
@@ -184,9 +187,9 @@ class Ledger:
             self.changes.stage({"kind": "dispatched", "group": group.group, "size": group.size, "version": group.version})
 
     def frontier(self, first: int = 0) -> dict[str, Any]:
-        """All groups with id >= `first`: what is over, and how; `next`: the changes after which come on top of this."""
+        """All groups with id >= `first`: what is over, and how; `next`: the changes after which come on top of this; `first_execution`."""
         groups = [self._entry(g) for group, g in sorted(self._groups.items()) if group >= first]
-        return {"groups": groups, "next": self.changes.last}
+        return {"groups": groups, "next": self.changes.last, "first_execution": self.first_execution}
 
     def group(self, number: int) -> Group | None:
         """The group of this number, if it was dispatched."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre_hpc.branches import counted_all
 from trees.selection import Path
 
 
@@ -22,7 +23,7 @@ class TrainRow:
     """One root-to-leaf path to train on.
 
     `tokens` int32[T]; `targets` bool[T]: predict this token from those before it; `logprobs` float32[T], nats, of the behaviour policy
-    (read at targets only); `versions` int32[T] of the weights that sampled (read at targets only); `weight` of each target,
+    (read at targets only); `versions` int32[T] of the weights that sampled, as they count (read at targets only); `weight` of each target,
     1 / (targets of its execution over all its rows); `advantage` of its execution. Raises ValueError for anything that can't be trained.
     """
 
@@ -48,13 +49,13 @@ class TrainRow:
             raise ValueError(f"row with weight {self.weight} and advantage {self.advantage}")
 
     @classmethod
-    def of(cls, path: Path, advantage: float) -> TrainRow:
-        """The row of a selected path."""
+    def of(cls, path: Path, advantage: float, branch: int | None = None) -> TrainRow:
+        """The row of a selected path; `branch`: versions after it are of weights that a resume gave up (gyre_hpc/branches.py)."""
         return cls(
             tokens=np.asarray(path.tokens, np.int32),
             targets=np.asarray(path.targets, np.bool_),
             logprobs=np.asarray(path.logprobs, np.float32),
-            versions=np.asarray(path.versions, np.int32),
+            versions=counted_all(np.asarray(path.versions, np.int32), branch),
             weight=float(path.weight),
             advantage=float(advantage),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cells.events import ExecutionFinished, GroupComplete, GroupFrontier
+from gyre_hpc.branches import Branch, Branches
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.plan import Outcome
 
@@ -46,3 +47,12 @@ def test_a_restart_reads_the_frontier() -> None:
     assert frontier == [GroupFrontier(2, 1, 1, 1, 1), GroupFrontier(5, 2, 2, 0, None)]
     assert groups.next_group == 6
     assert groups[2].outcomes == {0: Outcome(4, 1.0, True)}
+
+
+def test_groups_of_weights_that_were_given_up_count_from_where_the_run_branched_off() -> None:
+    groups = Groups()
+    entries = [{"group": group, "task": "a", "size": 1, "version": version, "valid": 1, "ends": []} for group, version in ((4, 3), (5, 5))]
+    frontier = groups.restore({"groups": entries}, 4, Branches([Branch(3, 6, 9)]))
+    assert [known.version for known in frontier] == [3, 1]
+    groups.dispatched(6, "tasks/6", 1, 4)
+    assert [(groups[group].version, groups[group].counts_as) for group in (4, 5, 6)] == [(3, 3), (5, 1), (4, 4)]
