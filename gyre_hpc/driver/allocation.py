@@ -9,6 +9,7 @@ parser.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -19,10 +20,12 @@ from datetime import datetime
 from typing import Any
 
 from gyre_hpc.config import CellsSection
-from gyre_hpc.driver.topology import Topology, cut
+from gyre_hpc.driver.topology import Topology, cut, parse_partition, parse_topology, partition_command, topology_command
 from gyre_hpc.errors import ConfigError, GyreError
 
 SCONTROL_TIMEOUT = 30.0
+
+log = logging.getLogger("gyre.driver")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Allocation:
     job: str | None = None
     restarts: int = 0
     end: float | None = None
+    partition: str | None = None
 
     @property
     def launcher(self) -> str:
@@ -77,7 +81,19 @@ def find_allocation() -> Allocation:
     job = os.environ["SLURM_JOB_ID"]
     facts = parse_job(ask(job_command(job)))
     nodes = parse_hostnames(ask(hostnames_command(facts["NodeList"])))
-    return Allocation(nodes, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")), parse_time(facts.get("EndTime", "")))
+    return Allocation(
+        nodes, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")), parse_time(facts.get("EndTime", "")), facts.get("Partition")
+    )
+
+
+def find_topology(partition: str | None) -> Topology:
+    """What Slurm says of the job's partition; without an answer the allocation's order has to do, and the log says so."""
+    try:
+        name = parse_partition(ask(partition_command(partition))) if partition else None
+        return parse_topology(ask(topology_command(name)))
+    except GyreError as error:
+        log.warning("no topology: %s", error.line)
+        return Topology()
 
 
 def node_name(env: Mapping[str, str] | None = None) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from gyre_hpc import layout
 from gyre_hpc.config import Config
 from gyre_hpc.driver import disk, requeue, rundir
-from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, place
+from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, find_topology, place
 from gyre_hpc.driver.attempt import Attempt, Watcher, World
 from gyre_hpc.driver.history import is_finished
 from gyre_hpc.driver.launcher import Launcher, make_launcher
@@ -23,7 +23,6 @@ from gyre_hpc.driver.lines import say
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.driver.runlock import RunLock
 from gyre_hpc.driver.signals import Signals
-from gyre_hpc.driver.topology import find_topology
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.paths import RunPaths
 
@@ -70,7 +69,7 @@ def placement(allocation: Allocation, config: Config) -> Placement:
     for line in [*lines, crowded]:
         if line is not None:
             say(f"gyre: {line}")
-    return place(allocation.nodes, config.cells, local, None if local else find_topology())
+    return place(allocation.nodes, config.cells, local, None if local else find_topology(allocation.partition))
 
 
 def write_report(run_dir: Path) -> None:

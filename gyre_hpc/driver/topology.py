@@ -1,22 +1,18 @@
 """Where nodes are in the network, as Slurm knows it, and cells cut so that they straddle as few switches as can be.
 
-Pure but for `find_topology`: `scontrol show topology` (the plugins tree and block; anything else prints nothing) is parsed into the path of
-switches above each node. Invariants: without a topology the order is the allocation's; no node is in two cells; a cell straddles
-the children of a switch only when none of them has enough nodes left for it; cells come in the order of the network, so that
-neighbours in the cell order, which reduce with each other first, are neighbours there, too.
+Pure: `scontrol show topology` (the plugins tree and block; of anything else no record is known here) is parsed into the path of switches above
+each node. Where a cluster has several topologies (topology.yaml, Slurm 25.05 and later) a partition names its own; without a name Slurm
+shows the default one. Invariants: without a topology the order is the allocation's; no node is in two cells; a cell straddles the children
+of a switch only when none of them has enough nodes left for it; cells come in the order of the network, so that neighbours in the cell
+order, which reduce with each other first, are neighbours there, too.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-from gyre_hpc.errors import GyreError
-
-log = logging.getLogger("gyre.driver")
 
 _RECORDS = {"SwitchName": "tree", "BlockName": "block", "AggregatedBlock": "block"}
 MOST_NAMES = 100_000
@@ -35,8 +31,18 @@ class Topology:
         return tuple(dict.fromkeys(path[-1] for node in nodes if (path := self.paths.get(node))))
 
 
-def topology_command() -> list[str]:
-    return ["scontrol", "show", "topology"]
+def topology_command(name: str | None = None) -> list[str]:
+    """`name`: of a topology; without one the default is shown."""
+    return ["scontrol", "show", "topology", *([name] if name else [])]
+
+
+def partition_command(partition: str) -> list[str]:
+    return ["scontrol", "--oneliner", "show", "partition", partition]
+
+
+def parse_partition(text: str) -> str | None:
+    """The topology that a partition names; None where it has none of its own."""
+    return next((word.partition("=")[2] for word in text.split() if word.startswith("Topology=")), None) or None
 
 
 def parse_topology(text: str) -> Topology:
@@ -78,17 +84,6 @@ def _numbers(ranges: str) -> list[str]:
         else:
             found.append(piece)
     return found
-
-
-def find_topology() -> Topology:
-    """What Slurm says; without an answer the allocation's order has to do, and the log says so."""
-    from gyre_hpc.driver.allocation import ask as ask_slurm
-
-    try:
-        return parse_topology(ask_slurm(topology_command()))
-    except GyreError as error:
-        log.warning("no topology: %s", error.line)
-        return Topology()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Slurm's topology outputs, host lists, and cells cut along the network.
 
-The trees' texts are as Slurm 22.05 printed them for a topology.conf of two levels; the blocks' are in the format of Slurm 23.11 and later
-(from its manual and source: no such Slurm was at hand).
+The trees' texts are as Slurm 22.05 printed them for a topology.conf of two levels; the blocks' have the format of Slurm 23.11 and later, held
+against the plugin's source (topology_block.c) and what several sites show of theirs: no such Slurm was at hand.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_hpc.config import CellsSection
-from gyre_hpc.driver import topology
-from gyre_hpc.driver.allocation import place
-from gyre_hpc.driver.topology import Topology, cut, expand, find_topology, parse_topology
+from gyre_hpc.driver.allocation import find_topology, place
+from gyre_hpc.driver.topology import Topology, cut, expand, parse_partition, parse_topology
 from gyre_hpc.errors import GyreError
 
 TREE = """\
@@ -30,6 +29,13 @@ BlockName=b2 BlockIndex=1 Nodes=a[05-08] BlockSize=4
 BlockName=b3 BlockIndex=2 Nodes=a[09-12] BlockSize=4
 AggregatedBlock=b[1-2] BlockIndex=3 Nodes=a[01-08] BlockSize=8
 """
+ADDRESSES = """\
+BlockName=nv_b0 BlockIndex=0 Nodes=10.1.7.103,10.1.8.115
+BlockName=nv_b1 BlockIndex=1 Nodes=10.1.7.152,10.1.9.120
+"""
+"""Nodes that are named by their addresses, and no BlockSize, as the plugin's first versions print it."""
+RINGS = "RingName=r1 Nodes=a[01-08] RingSize=8\n"
+PARTITION = "PartitionName=gpu AllowGroups=ALL Nodes=a[01-12] OverTimeLimit=NONE PreemptMode=OFF{} State=UP TotalCPUs=12\n"
 
 
 def names(*numbers: int) -> tuple[str, ...]:
@@ -49,7 +55,22 @@ def test_blocks_and_what_they_are_aggregated_to() -> None:
     assert (found.paths["a05"], found.paths["a12"]) == (("b[1-2]", "b2"), ("b3",))
 
 
-@pytest.mark.parametrize("text", ["", "No topology information available\n", "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=(null)\n"])
+def test_blocks_without_a_size_and_nodes_that_are_named_by_addresses() -> None:
+    found = parse_topology(ADDRESSES)
+    assert found.paths == dict.fromkeys(("10.1.7.103", "10.1.8.115"), ("nv_b0",)) | dict.fromkeys(("10.1.7.152", "10.1.9.120"), ("nv_b1",))
+
+
+def test_cells_stay_in_a_block_then_in_what_blocks_are_aggregated_to() -> None:
+    found = parse_topology(BLOCKS)
+    nodes = [f"a{i:02}" for i in range(1, 13)]
+    assert cut(nodes, 3, 4, found) == (tuple(nodes[:4]), tuple(nodes[4:8]), tuple(nodes[8:]))
+    assert cut(nodes[2:], 1, 6, found) == (tuple(nodes[2:8]),), "two blocks of one aggregate, not the three"
+    placed = place(tuple(nodes[:8]), CellsSection(count=2, nodes_per_cell=3, leftover=False), local=False, topology=found)
+    assert (placed.cells, placed.straddling) == ((("a02", "a03", "a04"), ("a05", "a06", "a07")), 0)
+    assert placed.facts()["switches"] == [["b1"], ["b2"]]
+
+
+@pytest.mark.parametrize("text", [RINGS, "", "No topology information available\n", "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=(null)\n"])
 def test_without_a_topology_there_is_none(text: str) -> None:
     assert parse_topology(text) == Topology()
 
@@ -103,9 +124,19 @@ def test_a_slurm_that_does_not_answer_leaves_the_allocations_order(monkeypatch: 
         raise GyreError("`scontrol show topology` gave no answer in 30 s", "try again")
 
     monkeypatch.setattr("gyre_hpc.driver.allocation.ask", silent)
-    assert find_topology() == Topology()
-    monkeypatch.setattr("gyre_hpc.driver.allocation.ask", lambda command: TREE if command == topology.topology_command() else "")
-    assert find_topology().kind == "tree"
+    assert find_topology("gpu") == Topology()
+
+
+def test_the_partitions_own_topology_else_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        "scontrol show topology": TREE,
+        "scontrol show topology nv": BLOCKS,
+        "scontrol --oneliner show partition gpu": PARTITION.format(" Topology=nv"),
+        "scontrol --oneliner show partition cpu": PARTITION.format(""),
+    }
+    monkeypatch.setattr("gyre_hpc.driver.allocation.ask", lambda command: answers[" ".join(command)])
+    assert [find_topology(partition).kind for partition in ("gpu", "cpu", None)] == ["block", "tree", "tree"]
+    assert parse_partition(PARTITION.format(" Topology=")) is None
 
 
 @settings(max_examples=40)
