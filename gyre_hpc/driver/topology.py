@@ -1,6 +1,6 @@
 """Where nodes are in the network, as Slurm knows it, and cells cut so that they straddle as few switches as can be.
 
-Pure: `scontrol show topology` (the plugins tree and block; of anything else no record is known here) is parsed into the path of switches above
+Pure: `scontrol show topology` (the plugins tree and block; of anything else no record is known) is parsed into the path of switches above
 each node. Where a cluster has several topologies (topology.yaml, Slurm 25.05 and later) a partition names its own; without a name Slurm
 shows the default one. Invariants: without a topology the order is the allocation's; no node is in two cells; a cell straddles the children
 of a switch only when none of them has enough nodes left for it; cells come in the order of the network, so that neighbours in the cell

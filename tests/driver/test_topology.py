@@ -1,7 +1,7 @@
 """Slurm's topology outputs, host lists, and cells cut along the network.
 
-The trees' texts are as Slurm 22.05 printed them for a topology.conf of two levels; the blocks' have the format of Slurm 23.11 and later, held
-against the plugin's source (topology_block.c) and what several sites show of theirs: no such Slurm was at hand.
+The trees' texts are as Slurm 22.05 printed them for a topology.conf of two levels; the blocks' have the format of Slurm 23.11 and later,
+held against the plugin's source (topology_block.c) and what several sites show of theirs: no such Slurm was at hand.
 """
 
 from __future__ import annotations
