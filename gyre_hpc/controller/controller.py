@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from cells.epochs import Channel
 from cells.events import (
+    CapacityChanged,
     CloseStep,
     Decision,
     Dispatch,
@@ -128,6 +129,8 @@ class Controller:
         self._plans: list[tuple[int, GroupPlan]] = []
         self.branches = Branches()
         self._work = StepWork(counter)
+        self._engines = Engines(())
+        """As they were at the start."""
         self._standalone = range(0)
         """Cells behind the others, which only serve."""
         self._decisions: deque[Decision] = deque()
@@ -274,18 +277,30 @@ class Controller:
     def _take_notes(self) -> None:
         """Engines that died."""
         while (found := self.asking.lines.note()) is not None:
-            self.revival.hear(found[0] - 1, found[1]["died"])
+            cell = found[0] - 1
+            self.revival.hear(cell, found[1]["died"])
+            self._decisions.extend(self.policy.on(self._capacity_of(cell)))
 
     def _begin_revival(self) -> bool:
         """An engine that died in rollout is started again before the next decision that takes time, but for those that need it no more, or
         start it themselves: the end, and a publication."""
         if self._activity is not None or any(isinstance(decision, Finish | Publish) for decision in self._decisions):
             return False
+        before = self.revival.cells
         cell = self.revival.due(self._state_of)
+        for forgotten in before - self.revival.cells:  # in training: its return starts what is missing
+            self._decisions.extend(self.policy.on(self._capacity_of(forgotten)))
         if cell is None:
             return False
-        self._begin(self.revival.run(cell, self.policy.published, str(self._weights)), f"start of an engine of cell {cell}")
+        self._begin(self._revive(cell), f"start of an engine of cell {cell}")
         return True
+
+    def _revive(self, cell: int) -> Activity:
+        yield from self.revival.run(cell, self.policy.published, str(self._weights))
+        return [self._capacity_of(cell)]
+
+    def _capacity_of(self, cell: int) -> CapacityChanged:
+        return self._engines.changed(cell, self.revival.dead, self.config.cells.count)
 
     def _state_of(self, cell: int) -> CellState:
         return CellState.ROLLOUT if cell in self._standalone else self.policy.roles.state(cell)
@@ -306,7 +321,7 @@ class Controller:
         reports = yield from self.asking.agree(Start(step), "start of the cells", self.config.deadlines.start)
         if self.saved:
             self._reconcile(self.saved)
-        engines = Engines(reports)
+        engines = self._engines = Engines(reports)
         self.events.emit("engines", attempt=self.attempt, **engines.facts(self.config))
         self._standalone = range(self.config.cells.count, len(reports))
         self.policy = make_policy(schedule_of(self.config, engines.capacities), self.saved.policy["schedule"] if self.saved else None)

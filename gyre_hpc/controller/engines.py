@@ -6,9 +6,10 @@ says 0 it is what the engine measured, and both are told (event `engines`), neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from cells.events import CapacityChanged
 from gyre_hpc.config import Config
 
 _MEASURED = ("pid", "kv_tokens", "holds")
@@ -25,6 +26,16 @@ class Engines:
     def capacities(self) -> list[int]:
         """Executions that each cell holds."""
         return [sum(int(fields["capacity"]) for fields in cell.values()) for cell in self._cells]
+
+    def changed(self, cell: int, dead: Callable[[int], Collection[int]], training: int) -> CapacityChanged:
+        """What the policy hears once engines of `cell` died or are back; `dead(cell)`: those that don't live now. The first `training`
+        cells may train and count each, the others together are the standalone pool."""
+        if cell < training:
+            return CapacityChanged(cell, self._living(cell, dead(cell)))
+        return CapacityChanged(None, sum(self._living(other, dead(other)) for other in range(training, len(self._cells))))
+
+    def _living(self, cell: int, dead: Collection[int]) -> int:
+        return sum(int(fields["capacity"]) for number, fields in self._cells[cell].items() if number not in dead)
 
     def addresses(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """(cell, engine, fields of EngineAddress)."""

@@ -3,13 +3,14 @@
 Ordering key: one cell at a time, as an activity of the controller's, so never beside a transfer or a publication. Invariants: a cell that
 is in training, or on its way back from there, is left alone: its return starts what is missing; one whose way out is decided but not begun
 is kept until that is over, for it may be undone; an engine is what its pid says: one that has been started again meanwhile (a publication
-does that, too) keeps its route and its calls.
+does that, too) keeps its route and its calls; `dead` names an engine from the note of its death until its calls can go there again, so
+that the policy counts on no slot that isn't there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,12 +31,24 @@ class Revival:
         self._asking, self._client, self._events, self._deadlines, self._attempt = asking, client, events, deadlines, attempt
         self._died: dict[int, dict[int, int]] = {}
         """By cell: engine -> the pid that it had."""
+        self._in_hand: tuple[int, frozenset[int]] | None = None
+        """The cell that `run` is at, and its engines that died."""
 
     def hear(self, cell: int, died: Mapping[str, int]) -> None:
         """A cell's note: {engine: pid}."""
         dead = {int(engine): pid for engine, pid in died.items()}
         self._died.setdefault(cell, {}).update(dead)
         self._events.emit("engine.died", cell=cell, engines=sorted(dead), attempt=self._attempt)
+
+    @property
+    def cells(self) -> frozenset[int]:
+        """Those with engines that died and nobody is at."""
+        return frozenset(self._died)
+
+    def dead(self, cell: int) -> Collection[int]:
+        """Engines of a cell that don't serve."""
+        in_hand = self._in_hand[1] if self._in_hand is not None and self._in_hand[0] == cell else frozenset()
+        return in_hand.union(self._died.get(cell, ()))
 
     def due(self, state: Callable[[int], CellState]) -> int | None:
         """A cell in rollout with an engine that died; those of cells that train are forgotten. `state`: standalone ones are in rollout."""
@@ -44,14 +57,19 @@ class Revival:
                 del self._died[cell]
         return next((cell for cell in self._died if state(cell) is CellState.ROLLOUT), None)
 
-    def run(self, cell: int, version: int, weights: str) -> Generator[None, None, list[Any]]:
+    def run(self, cell: int, version: int, weights: str) -> Generator[None, None, None]:
         """Its calls go on elsewhere, or wait; then the engines are back, with these weights, at other addresses. Raises Resumable."""
-        began = time.monotonic()
         dead = self._died.pop(cell)
+        self._in_hand = (cell, frozenset(dead))
+        yield from self._revive(cell, dead, version, weights)
+        self._in_hand = None
+
+    def _revive(self, cell: int, dead: Mapping[int, int], version: int, weights: str) -> Generator[None, None, None]:
+        began = time.monotonic()
         where = yield from self._ask(cell, Command("where", version, weights, self._deadlines.transfer))
         dead = {engine: pid for engine, pid in dead.items() if where["engines"][str(engine)]["pid"] == pid}
         if not dead:
-            return []
+            return
         for engine in sorted(dead):
             yield from self._asking.call(partial(self._client.set_route, cell, None, engine))
         report = yield from self._ask(cell, Command("revive", version, weights, self._deadlines.start))
@@ -59,7 +77,6 @@ class Revival:
         yield from self._asking.call(partial(self._client.open_route, cell))
         seconds = round(time.monotonic() - began, 4)
         self._events.emit("engine.start", cell=cell, engines=sorted(dead), seconds=seconds, attempt=self._attempt)
-        return []
 
     def _ask(self, cell: int, message: Command) -> Generator[None, None, dict[str, Any]]:
         limit = 1.5 * message.seconds

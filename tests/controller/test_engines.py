@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cells.events import CapacityChanged
 from gyre_hpc.config import Config, check
 from gyre_hpc.controller.engines import Engines
 from gyre_hpc.engines.protocol import EngineAddress
@@ -26,6 +27,20 @@ def test_capacities_add_up_and_addresses_are_those_of_the_gateway() -> None:
     addresses = list(engines.addresses())
     assert [(cell, number) for cell, number, _ in addresses] == [(0, 0), (0, 1), (1, 0)]
     assert EngineAddress(**addresses[1][2]).capacity == 5
+
+
+def test_dead_engines_hold_nothing_and_the_pool_is_one() -> None:
+    engines = Engines([report((4, 4), (5, 5)), report((2, 2)), report((3, 3))])
+    dead = {0: {1}, 2: {0}}
+
+    def of(cell: int) -> set[int]:
+        return dead.get(cell, set())
+
+    assert engines.changed(0, of, 1) == CapacityChanged(0, 4)
+    assert engines.changed(1, of, 1) == engines.changed(2, of, 1) == CapacityChanged(None, 2)
+    dead.clear()
+    assert engines.changed(0, of, 1) == CapacityChanged(0, 9)
+    assert engines.changed(2, of, 3) == CapacityChanged(2, 3)
 
 
 def test_what_the_configuration_asks_too_much_is_counted() -> None:

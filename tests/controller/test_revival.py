@@ -67,7 +67,10 @@ def test_its_route_goes_it_comes_back_and_the_others_stay(tmp_path: Path) -> Non
     one = revival(world, log)
     one.hear(4, {"1": 8})
     assert one.due(rollout) == 4
-    run(one, 4)
+    assert set(one.dead(4)) == {1}
+    for _ in one.run(4, 3, "weights"):
+        assert set(one.dead(4)) == {1}, "until its calls can go there again"
+    assert not one.dead(4)
     assert world.told == ["where", "no route to 1", "revive", "route 0", "route 1", "open"]
     assert [(event["kind"], event["engines"]) for event in read_events(log)] == [("engine.died", [1]), ("engine.start", [1])]
     assert one.due(rollout) is None
@@ -83,6 +86,18 @@ def test_one_that_a_publication_has_started_again_keeps_its_calls(tmp_path: Path
     assert [event["kind"] for event in read_events(log)] == ["engine.died"]
 
 
+def test_another_one_that_dies_meanwhile_is_dead_beside_it(tmp_path: Path) -> None:
+    one = revival(FakeWorld({0: 7, 1: 8}, {0}), tmp_path / "events.jsonl")
+    one.hear(0, {"0": 7})
+    going = one.run(0, 3, "weights")
+    next(going)
+    one.hear(0, {"1": 8})
+    assert set(one.dead(0)) == {0, 1}
+    for _ in going:
+        pass
+    assert set(one.dead(0)) == {1}
+
+
 @pytest.mark.parametrize("trains", [CellState.TRAINING, CellState.RETURNING])
 def test_a_cell_that_trains_is_passed_over_and_does_not_hide_another_one(trains: CellState, tmp_path: Path) -> None:
     one = revival(FakeWorld({0: 7}, {0}), tmp_path / "events.jsonl")
@@ -90,6 +105,7 @@ def test_a_cell_that_trains_is_passed_over_and_does_not_hide_another_one(trains:
     one.hear(0, {"0": 7})
     states = {0: trains, 2: CellState.ROLLOUT}
     assert one.due(states.__getitem__) == 2
+    assert (one.cells, set(one.dead(0))) == ({2}, set())
     states[2] = trains
     assert one.due(states.__getitem__) is None
     assert one.due(rollout) is None, "its return has started what was missing"
