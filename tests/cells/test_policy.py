@@ -81,9 +81,9 @@ def consumed_or_skipped(w: World) -> None:
     assert len(w.steps) == w.schedule.steps
     void = {g.group for g in w.groups.values() if g.valid == 0}
     known = w.policy.snapshot()
-    assert void | set(trained) <= set(range(known["consumed_below"])) | set(known["consumed"])
+    assert void | set(trained) | w.dropped <= set(range(known["consumed_below"])) | set(known["consumed"])
     assert w.policy.skipped == len(void), "skipped twice, or not counted"
-    left = set(w.groups) - set(trained) - void
+    left = set(w.groups) - set(trained) - void - w.dropped
     if not void and not w.restarts:
         assert not left
         assert all(len(step) == w.schedule.groups_per_step for step in w.steps)
@@ -123,6 +123,24 @@ def test_crashes_lose_no_group_and_repeat_no_step(schedule: Schedule, seed: int,
             break
         w.happen()
     assert w.over
+    consumed_or_skipped(w)
+
+
+@settings(max_examples=150, deadline=None)
+@given(schedules(), st.integers(0, 2**32), st.integers(2, 4), st.lists(st.integers(1, 120), min_size=1, max_size=4))
+def test_what_the_weights_between_checkpoints_sampled_is_trained_on_within_the_bound(
+    schedule: Schedule, seed: int, every: int, crashes: list[int]
+) -> None:
+    w = world(schedule, seed, void=0.1, fails=0.1)
+    w.checkpoint_every = every
+    w.carry_out(w.policy.start())
+    for events in [*crashes, 200_000]:
+        for _ in range(events):
+            if not w.over:
+                w.happen()
+        if not w.over:
+            assert events < 200_000, "the run does not end"
+            w.crash()
     consumed_or_skipped(w)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 from cells.events import (
     CapacityChanged,
@@ -11,6 +12,7 @@ from cells.events import (
     CloseStep,
     Decision,
     Dispatch,
+    Drop,
     Event,
     ExecutionFinished,
     Feed,
@@ -49,6 +51,13 @@ class World:
         self.steps: list[list[int]] = []
         """Groups of every step that is done."""
         self.trained: set[int] = set()
+        self.dropped: set[int] = set()
+        self.checkpoint_every = 1
+        self.made = 0
+        self.line = [0]
+        """The weights of now and those that led to them, oldest first: numbers that no two weights have."""
+        self.born: dict[int, list[int]] = {}
+        """Of each group: the same for the weights under which it was dispatched."""
         self.over = False
         self.restarts = 0
         self._boot()
@@ -133,6 +142,7 @@ class World:
         version = self.dispatches.pop(0)
         group = GroupFrontier(len(self.groups), version, self.schedule.group_size)
         self.groups[group.group] = group
+        self.born[group.group] = self.line[: version + 1]
         self.tell(GroupDispatched(group.group, version, group.size))
 
     def deliver(self, event: Event) -> None:
@@ -146,7 +156,7 @@ class World:
                 if Role.TRAINING not in self.roles:
                     self.left_in = None
             case StepDone(step):
-                self.closing, self.saved = False, self.saving
+                self.closing = False
                 self.note_step(step)
                 self.fed = []
                 self.claimed = 0
@@ -159,13 +169,26 @@ class World:
         """The MPI world is lost; the ledger and the last checkpoint stay. A closing step may have reached its checkpoint, or not."""
         self.restarts += 1
         if self.closing and self.draw(2):
-            self.saved = self.saving
             self.note_step(self.step + 1)
+        self._go_back(self.saved["step"])
         self._boot()
         self.published = self.step
-        assert self.saved["step"] == self.step
         self.policy = make_policy(self.schedule, self.saved)
         self.carry_out(self.policy.resume(self.groups.values()))
+
+    def _go_back(self, step: int) -> None:
+        """The steps after the last checkpoint are lost, but nothing that the ledger has: versions after it count backwards."""
+        self.step, self.steps, self.line = step, self.steps[:step], self.line[: step + 1]
+        self.trained = {group for groups in self.steps for group in groups}
+        self.dropped = {group for group in self.dropped if group < self.saved["consumed_below"] or group in self.saved["consumed"]}
+        for group, known in self.groups.items():
+            if known.version > step:
+                self.groups[group] = replace(known, version=2 * step - known.version)
+
+    def updates_since(self, group: int) -> int:
+        """Updates between the weights of a group's dispatch and those of now, back to where they part and on from there."""
+        common = sum(a == b for a, b in zip(self.born[group], self.line, strict=False))
+        return len(self.born[group]) - common + len(self.line) - common
 
     # -- what the policy decides -----------------------------------------------------------------------------------------------
 
@@ -199,6 +222,8 @@ class World:
                     self.begin_transfer(decision)
                 case Feed(group):
                     self.feed(group)
+                case Drop(group):
+                    self.drop(group)
                 case CloseStep(step):
                     self.close(step)
                 case Publish(version):
@@ -250,7 +275,7 @@ class World:
         assert frontier.valid, "an incomplete or void group was fed"
         assert group not in self.fed
         assert group not in self.trained, "fed twice"
-        ready = [g for g in self.groups.values() if g.valid and g.group not in self.fed and g.group not in self.trained]
+        ready = [g for g in self.groups.values() if g.valid and g.group not in {*self.fed, *self.trained, *self.dropped}]
         assert (frontier.version, group) == min((g.version, g.group) for g in ready), "not the oldest complete group"
         if not self.schedule.streaming and not self.fed and self.step == self.burst_start():
             whole = min(self.schedule.mu, self.schedule.steps - self.step) * self.schedule.groups_per_step
@@ -258,8 +283,17 @@ class World:
         self.fed.append(group)
         self.note_claimants()
         bound = self.schedule.staleness_bound
+        assert self.step - frontier.version == self.updates_since(group) >= 0
         if bound is not None:
-            assert self.step - frontier.version <= bound, "too stale"
+            assert self.updates_since(group) <= bound, "too stale"
+
+    def drop(self, group: int) -> None:
+        assert self.schedule.staleness_bound is not None
+        assert self.groups[group].valid
+        assert group not in {*self.fed, *self.trained, *self.dropped}
+        assert self.updates_since(group) > self.schedule.staleness_bound, "it would have been in time"
+        assert self.checkpoint_every > 1, "dropped though nothing was lost"
+        self.dropped.add(group)
 
     def burst_start(self) -> int:
         """The step after which the present burst began: weights are published at bursts' ends."""
@@ -267,6 +301,10 @@ class World:
 
     def note_step(self, step: int) -> None:
         self.step = step
+        if step % self.checkpoint_every == 0 or step == self.schedule.steps:
+            self.saved = self.saving
+        self.made += 1
+        self.line = [*self.line, self.made]
         self.steps.append(self.fed)
         self.trained |= set(self.fed)
 
