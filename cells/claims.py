@@ -11,20 +11,31 @@ old base, finds the counter beyond it and gets None.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cells.waiting import wait
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+logger = logging.getLogger(__name__)
+
 
 class Claims:
-    """Made and freed collectively by all ranks of `comm`; all other calls are one rank's own business."""
+    """Made and freed collectively by all ranks of `comm`; all other calls are one rank's own business.
 
-    def __init__(self, comm: MPI.Intracomm, root: int = 0) -> None:
+    The ranks meet before MPI makes the window, which can only be waited for inside MPI, and before the first claim. Raises
+    DeadlineExceeded where some do not come within `deadline` seconds each time; `log` hears of it at half time.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, root: int = 0, deadline: float = 60.0, log: Callable[[str], None] = logger.warning) -> None:
         from mpi4py import MPI
 
+        wait(comm.Ibarrier().Test, "all ranks to make the counter of claims", deadline, log)
         self._mpi = MPI
         self._root = root
         item = MPI.INT64_T.Get_size()
@@ -33,7 +44,7 @@ class Claims:
         self._window.Lock_all()
         if comm.Get_rank() == root:
             self._swap_to_zero()
-        comm.Barrier()
+        wait(comm.Ibarrier().Test, "the counter of claims to be 0", deadline, log)
 
     def reset(self, base: int) -> None:
         """From now on claim items of the step whose items are numbered from `base` (the sum of all earlier steps' items)."""

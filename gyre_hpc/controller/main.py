@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from gyre_hpc import checkpoint as checkpoints
 from gyre_hpc.config import Config, load
-from gyre_hpc.driver.world import mark_ready, mark_through
+from gyre_hpc.driver.world import mark_busy, mark_ready, mark_through
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.events import read_events
 from gyre_hpc.failure import as_failure, record_failure
@@ -73,25 +73,43 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     base = model_directory(config)
     engines = _start_engines(config, paths, runtime, layout, rank, base)
     # tasks of a folder are gated here, in boxes: before MPI_Init as well
-    tasks = task_source(config, paths) if rank == 0 else None
-    world = _init_mpi(paths.runtime(runtime.attempt), rank)
-    ranks = build(layout, world)
-    claims = Claims(ranks.world)
-    checkpoint = world.bcast(_checkpoint(config, paths, base) if rank == 0 else None, root=0)
+    folder, limit = paths.runtime(runtime.attempt), config.deadlines.start
+    tasks = task_source(config, paths, lambda task, seconds: mark_busy(folder, rank, f"task {task.name}", seconds)) if rank == 0 else None
+    world = _init_mpi(folder, rank)
+    _meet(world, "all ranks to come through MPI_Init", limit)
+    with _guarded(limit, lambda: _give_up(folder, rank, f"MPI did not make its communicators within {limit:.0f} s")):
+        ranks = build(layout, world)
+        claims = Claims(ranks.world, deadline=limit)
+    found = _checkpoint(config, paths, base) if rank == 0 else None
+    _meet(world, "rank 0 to read the newest checkpoint", limit)
+    checkpoint = world.bcast(found, root=0)
     if tasks is not None:
         code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims)
     else:
         code = _cell(config, paths, base, ranks, claims, engines, checkpoint, runtime.attempt)
 
-    def give_up() -> None:
-        error = Resumable(f"MPI did not end within {config.deadlines.step:.0f} s", "nothing is lost: the same command ends the run")
-        record_failure(paths.runtime(runtime.attempt), as_failure(_who(rank), error))
-        os._exit(int(error.exit_code))
-
-    with _guarded(config.deadlines.step, give_up):
+    with _guarded(config.deadlines.step, lambda: _give_up(folder, rank, f"MPI did not end within {config.deadlines.step:.0f} s")):
         claims.free()
         _finalize_mpi()
     return code
+
+
+def _meet(world: Any, name: str, seconds: float) -> None:
+    """All ranks are here. Raises Resumable."""
+    from cells.waiting import DeadlineExceeded, wait
+
+    try:
+        wait(world.Ibarrier().Test, name, seconds, logger.warning)
+    except DeadlineExceeded as late:
+        raise Resumable(str(late), "see mpi.log; raise deadlines.start if they are slow; the same command resumes") from late
+
+
+def _give_up(folder: Path, rank: int, why: str) -> None:
+    """The end of a rank that waits inside MPI: nothing else gets it out of there."""
+    error = Resumable(why, "nothing is lost: the same command resumes")
+    logger.error("%s", error.line)
+    record_failure(folder, as_failure(_who(rank), error))
+    os._exit(int(error.exit_code))
 
 
 def _controller(
@@ -111,7 +129,7 @@ def _controller(
 
     assert ranks.control is not None
     channel, lines = Channel(ranks.control), Lines(ranks.control)
-    client = ControlClient(runtime.gateway_url, runtime.secret)
+    client = ControlClient(runtime.gateway_url, runtime.secret, config.deadlines.gateway)
     controller = Controller(config, paths, runtime.attempt, base, channel, lines, client, tasks, checkpoint, claims)
     if tasks.left_out:  # a person who looks at the terminal only must hear that a part of the data is not used
         controller.events.emit("tasks.refused", tasks=len(tasks.left_out), first=tasks.left_out[0], attempt=runtime.attempt)

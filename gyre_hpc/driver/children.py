@@ -33,6 +33,7 @@ SAID = 5.0
 """Seconds after which a failure that a process wrote down ends the attempt though no child has died: mpiexec does not notice a rank that
 ends before MPI_Init, where the others then wait for it for ever."""
 SUPERVISOR = "supervisor-"
+GATEWAY = "gateway"
 SUPERVISOR_TRIES = 3
 """Times that one node's supervisor is started again in an attempt: a node that is broken kills it again and again."""
 
@@ -107,7 +108,7 @@ class Children:
         killed = signal_of(dead) is not None and first_failure(self._folder) is None
         if not dead.name.startswith(SUPERVISOR) or not killed or self._lives[dead.name] >= SUPERVISOR_TRIES:
             return False
-        if self._starters is None:
+        if self._starters is None or any(child.name == GATEWAY and child.process.poll() is not None for child in self.living):
             return False
         node = dead.name.removeprefix(SUPERVISOR)
         self._lives[dead.name] += 1
@@ -126,7 +127,10 @@ class Children:
         return True
 
     def _check_world(self) -> None:
-        """Ranks that hang in MPI_Init are started again."""
+        """Ranks that hang in MPI_Init are started again. Raises Resumable for those that never come as far."""
+        late = self.ranks.late(time.monotonic())
+        if late is not None:
+            raise Resumable(late, "see mpi.log (its node's file system may be stuck; deadlines.start); the same command resumes")
         if self.ranks.hangs(time.monotonic()):
             mpi = next(child for child in self.living if child.name == MPI_STEP)
             self._again(mpi, f"MPI did not start: ranks hang in MPI_Init since {self.ranks.limit:.0f} s")

@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -67,7 +67,16 @@ class FolderSource:
     each as soon as it is there: a folder whose gating takes longer than the cells wait for goes on where it was.
     """
 
-    def __init__(self, path: Path, seed: int, verdicts: Path, score: gate.Scorer, solve: gate.Solver) -> None:
+    def __init__(
+        self,
+        path: Path,
+        seed: int,
+        verdicts: Path,
+        score: gate.Scorer,
+        solve: gate.Solver,
+        trying: Callable[[Task], None] = lambda task: None,
+    ) -> None:
+        """`trying` hears of each task before the gate tries it."""
         _check_folder(path)
         folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         known: dict[str, str] = json.loads(verdicts.read_text()) if verdicts.exists() else {}
@@ -78,7 +87,7 @@ class FolderSource:
         for folder in folders:
             key = f"{folder} {_changed(folder)}"
             if key not in known:
-                known[key] = _refusal(folder, score, solve)
+                known[key] = _refusal(folder, score, solve, trying)
                 _replace(verdicts, json.dumps(known, indent=1))
             if known[key]:
                 logger.warning("task left out: %s", known[key])
@@ -101,8 +110,11 @@ class FolderSource:
         """Tasks of a folder are the user's: they stay."""
 
 
-def task_source(config: Config, paths: RunPaths) -> TaskSource:
-    """The source that a configuration names. Raises ConfigError."""
+def task_source(config: Config, paths: RunPaths, trying: Callable[[Task, float], None] = lambda task, seconds: None) -> TaskSource:
+    """The source that a configuration names. Raises ConfigError.
+
+    `trying` hears of each task that the gate is about to try, and how many seconds that may take by the task's own limits.
+    """
     tasks = config.tasks
     if tasks.source == CHORES:
         return ChoresSource(tasks.seed, tasks.difficulty, paths.tasks)
@@ -110,9 +122,14 @@ def task_source(config: Config, paths: RunPaths) -> TaskSource:
         raise ConfigError(f"tasks.source = {tasks.source} is not known", f"{CHORES}, or a folder of tasks in Harbor format")
     from gyre_hpc.executions.scoring import grade
 
-    return FolderSource(
-        Path(tasks.source), tasks.seed, paths.tasks / "gate.json", lambda task, workspace: grade(task, workspace, config), gate.solve_in_box
-    )
+    def told(task: Task) -> None:
+        verifier = config.verifier
+        trying(task, task.agent_timeout + 2 * (1 + verifier.retries) * min(verifier.timeout, task.verifier_timeout))
+
+    def score(task: Task, workspace: Path) -> float:
+        return grade(task, workspace, config)
+
+    return FolderSource(Path(tasks.source), tasks.seed, paths.tasks / "gate.json", score, gate.solve_in_box, told)
 
 
 def check_source(config: Config) -> None:
@@ -142,10 +159,12 @@ def _replace(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _refusal(folder: Path, score: gate.Scorer, solve: gate.Solver) -> str:
+def _refusal(folder: Path, score: gate.Scorer, solve: gate.Solver, trying: Callable[[Task], None]) -> str:
     """Why a folder is no usable task, or ""."""
     try:
-        gate.check(harbor.load(folder), score, solve)
+        task = harbor.load(folder)
+        trying(task)
+        gate.check(task, score, solve)
     except TaskError as error:
         return error.line
     return ""

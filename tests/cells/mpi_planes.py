@@ -77,6 +77,20 @@ def check_claims(control: MPI.Intracomm) -> None:
     claims.free()
 
 
+def check_late_claims(control: MPI.Intracomm) -> None:
+    """A rank that does not come to make the counter is not waited for for ever."""
+    own = control.Dup()
+    if control.rank == control.size - 1:
+        control.Barrier()  # the others have given up
+        own.Ibarrier().Wait()
+    else:
+        with pytest.raises(DeadlineExceeded, match="all ranks to make the counter of claims"):
+            Claims(own, deadline=0.2)
+        control.Barrier()
+    control.Barrier()
+    own.Free()
+
+
 def check_sums(comms: Communicators, layout: Layout) -> None:
     """Sums over every prefix, while the core also sends its weights to the last cell."""
     assert comms.cell_index is not None
@@ -131,6 +145,7 @@ def main() -> None:
     check_communicators(comms, layout)
     if comms.control is not None:
         check_claims(comms.control)
+        check_late_claims(comms.control)
     if comms.cell_index is not None and not layout.is_standalone(comms.cell_index):
         check_sums(comms, layout)
         check_deadline(comms, layout)

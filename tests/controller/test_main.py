@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config import check
-from gyre_hpc.controller.main import _checkpoint, _guarded
-from gyre_hpc.errors import GyreError
+from gyre_hpc.controller.main import _checkpoint, _guarded, _meet
+from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
 
@@ -33,3 +33,23 @@ def test_an_end_that_hangs_is_given_up_and_one_that_does_not_is_left_alone() -> 
     guard.join(10.0)
     assert not guard.is_alive()
     assert not given_up.is_set()
+
+
+class FakeWorld:
+    """In place of a communicator: its barrier is reached by all at the look with this number."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def Ibarrier(self) -> FakeWorld:
+        return self
+
+    def Test(self) -> bool:
+        self.looks -= 1
+        return self.looks <= 0
+
+
+def test_ranks_that_do_not_come_are_not_waited_for_for_ever() -> None:
+    _meet(FakeWorld(3), "all ranks", 60.0)
+    with pytest.raises(Resumable, match=r"all ranks: not there after 0\.01 s; .* deadlines\.start .* resumes"):
+        _meet(FakeWorld(10**9), "all ranks", 0.01)

@@ -9,7 +9,7 @@ import pytest
 
 from gyre_hpc.driver.children import Children
 from gyre_hpc.driver.launcher import Child, LocalLauncher
-from gyre_hpc.driver.world import WorldWatch
+from gyre_hpc.driver.world import WorldWatch, mark_ready
 from gyre_hpc.errors import Resumable
 from gyre_hpc.events import EventLog
 
@@ -31,3 +31,14 @@ def test_what_is_started_again_must_start_within_its_deadline(tmp_path: Path) ->
     finally:
         process.kill()
         process.wait()
+
+
+def test_ranks_that_never_come_as_far_as_mpi_end_the_attempt(tmp_path: Path) -> None:
+    watch = WorldWatch(tmp_path, 2, 0.0)
+    children = Children(tmp_path, LocalLauncher(), EventLog(tmp_path / "events.jsonl"), 1, watch, 20.0, lambda: None)
+    for rank in range(2):
+        (tmp_path / f"started-mpi.{rank}.json").touch()
+    mark_ready(tmp_path, 0)
+    assert children.check() is False, "its clock begins"
+    with pytest.raises(Resumable, match=r"rank 1 to be ready for MPI_Init; see mpi\.log .*; the same command resumes"):
+        children.check()
