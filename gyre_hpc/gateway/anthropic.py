@@ -30,7 +30,7 @@ from gyre_hpc.gateway.canonical import (
 from gyre_hpc.gateway.dialect import Asked, read_request, sort_events
 from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of, header
 from gyre_hpc.gateway.openai import digest_of
-from gyre_hpc.gateway.recorder import CallRequest
+from gyre_hpc.gateway.request import CallRequest
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, blocks_of
 
 AGENT_HEADER = "x-claude-code-agent-id"

@@ -36,7 +36,7 @@ from gyre_hpc.gateway.canonical import (
 )
 from gyre_hpc.gateway.dialect import Asked, read_request, sort_events
 from gyre_hpc.gateway.harnesses import GENERIC, OPENCODE, Harness, harness_of
-from gyre_hpc.gateway.recorder import CallRequest
+from gyre_hpc.gateway.request import CallRequest
 from gyre_hpc.gateway.toolcalls import TextPiece, ThinkingPiece, ToolPiece
 
 PING = b": ping\n\n"

@@ -18,7 +18,7 @@ from gyre_hpc.gateway.bodies import Memory, Shape, read_body
 from gyre_hpc.gateway.calls import BadRequest, Ended, Event, Started
 from gyre_hpc.gateway.canonical import Conversation
 from gyre_hpc.gateway.harnesses import Harness
-from gyre_hpc.gateway.recorder import CallRequest
+from gyre_hpc.gateway.request import CallRequest
 from gyre_hpc.gateway.toolcalls import Piece
 
 _ESCAPE = re.compile(

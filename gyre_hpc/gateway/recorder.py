@@ -1,14 +1,13 @@
 """Records every call token-exactly, before anybody can act on it.
 
-The life of a call: match its history to the deepest recorded turn -> render and tokenise only what is new -> context nodes -> intent,
-durable -> tokens from the router -> sampled node and end of the call, durable -> the rest is released to the harness. Invariants:
+The life of a call: match its history to the deepest recorded turn and render what is new (prompts.py) -> context nodes and intent
+(entries.py), durable -> tokens from the router -> sampled node and end of the call, durable -> the rest is released to the harness.
+Invariants:
 - *durable before visible*: a tool call, and the end of every answer, reach the harness only after the fsync that covers them. Text before
   the first tool call streams as it comes: nothing can be done with it before the end;
-- what is stored is what the engine sampled; the prompt of a call is the tokens on its path, never a re-tokenised echo;
 - an intent gets exactly one end, whatever happens (delivered, broken, cancelled), except when the process or the disk dies;
 - retries are byte-identical: while the first is in flight they share it, afterwards they get the recorded answer again; but for an answer
-  that said nothing (no text, no call): who asks again after that wants another one, so that one is sampled and the first superseded;
-- boundaries are indexed as the canonical form of the answer *as it was delivered*.
+  that said nothing (no text, no call): who asks again after that wants another one, so that one is sampled and the first superseded.
 Ordering key: the call id. Commits are grouped: calls that finish while an fsync runs share the next one. One event loop runs all of it.
 """
 
@@ -19,43 +18,36 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
-from gyre_hpc.engines.prompt import Prompt, Run
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
 from gyre_hpc.gateway.bodies import Memory
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, PromptTooLong, Spent, Started
 from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
+from gyre_hpc.gateway.entries import Entries
 from gyre_hpc.gateway.live import Live, Texts
-from gyre_hpc.gateway.notes import NOTED_TOOLS, Answered, Asked
 from gyre_hpc.gateway.parsers import OURS, Parsers
+from gyre_hpc.gateway.prompts import Prompts, Start
+from gyre_hpc.gateway.request import CallRequest
 from gyre_hpc.gateway.resume import read_past
-from gyre_hpc.gateway.roles import UNEXPLAINED
-from gyre_hpc.gateway.roots import Roots
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.turn import Turn
 from trees.ids import Ids
-from trees.matching import Match, MessageIndex, chain
-from trees.records import CallEnd, Fate, Intent, Node, NodeKind, Role
+from trees.matching import MessageIndex
+from trees.records import CallEnd, Fate
 from trees.store import StoreError, StoreWriter
 from trees.tree import Call
 
 log = logging.getLogger(__name__)
-Tokens = NDArray[np.int32]
 STOP_DEADLINE = 10.0
 """Seconds in which a cancelled call must be recorded."""
 KEPT = 4
 """Finished calls of an execution whose events are kept for a retry; those of older ones are made from their tokens again."""
-WARNINGS = 10
-"""Forks of one execution that a warning event tells of."""
-LONG = 100_000
-"""Bytes of new messages from which on they are rendered and tokenised beside the event loop."""
 
 
 class Engine(Protocol):
@@ -79,33 +71,6 @@ class RecorderSettings:
     """Tokens that an execution may sample; 0: no limit."""
 
 
-@dataclass(frozen=True)
-class CallRequest:
-    """One call, free of dialect. `agent`: the harness's id of a sub-agent, or ""; `digest`: 16 bytes over body and agent.
-
-    `delivered`: the answer -> the answer as it can come back in this dialect, where that tells less apart.
-    """
-
-    conversation: Conversation
-    max_tokens: int
-    agent: str
-    digest: bytes
-    delivered: Callable[[Message], Message] = lambda reply: reply
-
-
-@dataclass(frozen=True)
-class _Prompt:
-    """Where a call starts: behind the recorded turn `match` (node -1: at the root), with new `parts`; `ids` is all of it.
-
-    `asked`: what the history takes of it.
-    """
-
-    match: Match
-    parts: list[Run]
-    ids: Prompt
-    asked: Asked
-
-
 class Recorder:
     """The calls of all live executions.
 
@@ -123,14 +88,14 @@ class Recorder:
         parsers: Parsers = OURS,
     ) -> None:
         self._store = store
-        self._on_fork = on_fork
         self._renderer = renderer
-        self._roots = Roots(renderer)
         self._engine = engine
         self._settings = settings
         self._tell = on_fatal
         self._parsers = parsers
         self._index = MessageIndex()
+        self._prompts = Prompts(renderer, self._index)
+        self._entries = Entries(store, self._index, on_fork)
         self._texts = Texts()
         self._live: dict[int, Live] = {}
         self._over = Ids()
@@ -192,7 +157,7 @@ class Recorder:
     async def count(self, execution: int, conversation: Conversation) -> int:
         """Tokens of the prompt that this conversation would have now. Raises BadRequest."""
         live = self._live.get(execution) or Live(execution)
-        return len((await self._prompt(live, conversation, "")).ids)
+        return len((await self._prompts.of(live, conversation, "")).ids)
 
     async def finish(self, execution: int) -> tuple[int, int]:
         """The execution is over: what is in flight is cancelled and recorded. Returns its (calls, tokens); forgets it."""
@@ -278,14 +243,14 @@ class Recorder:
 
     async def _admitted(self, live: Live, request: CallRequest, stream: CallStream, most: int) -> None:
         """A call that may sample `most` tokens."""
-        prompt = await self._prompt(live, request.conversation, request.agent)
+        prompt = await self._prompts.of(live, request.conversation, request.agent)
         self._left(live)
         room = self._settings.window - len(prompt.ids)
         if room < 1:
             raise PromptTooLong(len(prompt.ids), self._settings.window - 1)
         ordinal, live.calls = live.calls, live.calls + 1
         live.history.note(prompt.asked)
-        call, node = self._begin(live, request, prompt)
+        call, node = self._entries.begin(live, request, prompt)
         await self.committer.commit()
         stream.push(Started(call, len(prompt.ids)))
         turn = self._turn(request, call, node, stream)
@@ -294,61 +259,6 @@ class Recorder:
             self._texts.used(live, len(prompt.ids), self._live)
             await self._generate(live, GenerateRequest(f"call-{call}", prompt.ids, sampling), turn)
         await self._end(live, request, prompt, turn)
-
-    async def _prompt(self, live: Live, conversation: Conversation, agent: str) -> _Prompt:
-        messages = conversation.messages
-        if not messages:
-            raise BadRequest("the conversation is empty")
-        history = conversation.digests if messages[-1].role == "assistant" else conversation.digests[:-1]
-        match = self._index.deepest(live.execution, history)
-        if match.depth < conversation.known and conversation.whole is not None:
-            conversation = conversation.whole()
-            messages = conversation.messages
-        last = int(live.nodes[match.node][1][-1]) if match.node >= 0 else -1
-        size = sum(len(message.canonical) for message in messages[match.depth :])
-        try:
-            if size < LONG:
-                parts = self._render(conversation, match, last)
-            else:
-                parts = await asyncio.to_thread(self._render, conversation, match, last)
-        except ValueError as error:
-            raise BadRequest(str(error)) from None
-        asked = live.history.classify(conversation, match, agent)
-        return _Prompt(match, parts, live.prompt(match.node, parts), asked)
-
-    def _render(self, conversation: Conversation, match: Match, last: int) -> list[Run]:
-        """What is new behind `match`, whose node ends with the token `last`: one run for each node to come."""
-        if match.node < 0:
-            return [Run(part) for part in self._roots.of(conversation)]
-        delta = self._renderer.behind(conversation.messages[match.depth :], last)
-        return [Run(np.asarray(delta, np.int32))]
-
-    def _begin(self, live: Live, request: CallRequest, prompt: _Prompt) -> tuple[int, int]:
-        call = self._store.allocate_call()
-        node, asked = prompt.match.node, prompt.asked
-        for part in prompt.parts:
-            parent, node = node, self._store.context_node(node, part.tokens, live.execution, call, asked.verdict.role)
-            part.tokens = self._store.forest.nodes[node].tokens  # one array for both
-            live.nodes[node], live.runs[node] = (parent, part.tokens), part
-        live.trunk = (node, list(prompt.ids.runs), len(prompt.ids))
-        silent = live.silent.pop(request.digest, None)
-        if silent is not None:
-            live.delivered.pop(request.digest, None)  # if the new call breaks, the next one is new again
-            self._store.append(replace(silent, fate=Fate.SUPERSEDED))
-            self._index.drop(live.execution, Match(0, silent.sampled, asked.prompt))  # no history goes on behind it
-        self._store.append(Intent(call, live.execution, node, asked.verdict.role, request.digest))
-        self._store.append(asked.boundary(live.execution, call, node, len(request.conversation.messages)))
-        if asked.verdict.difference in UNEXPLAINED:
-            self._warn(live, call, prompt)
-        return call, node
-
-    def _warn(self, live: Live, call: int, prompt: _Prompt) -> None:
-        """Of the first forks of an execution that nothing explains; the record counts them all."""
-        difference, depth = prompt.asked.verdict.difference, prompt.match.depth
-        log.warning("execution %d: a turn came back in an unknown form after %d messages (%s)", live.execution, depth, difference)
-        live.warnings += 1
-        if live.warnings <= WARNINGS:
-            self._on_fork({"execution": live.execution, "call": call, "difference": difference, "messages": depth})
 
     def _left(self, live: Live) -> int:
         """Tokens that this execution may still sample. Raises Spent."""
@@ -387,14 +297,14 @@ class Recorder:
         finally:
             turn.stream.settle()
 
-    async def _end(self, live: Live, request: CallRequest, prompt: _Prompt, turn: Turn) -> None:
+    async def _end(self, live: Live, request: CallRequest, prompt: Start, turn: Turn) -> None:
         said = await self._read(request, turn)
         fate = {"fault": Fate.BROKEN, "cancelled": Fate.CANCELLED}.get(turn.finish, Fate.DELIVERED)
         verdict = prompt.asked.verdict
-        sampled = self._append_sampled(live, turn, verdict.role) if turn.count else -1
+        sampled = self._entries.sampled(live, turn, verdict.role) if turn.count else -1
         end = CallEnd(turn.call, live.execution, sampled, fate, turn.finish, verdict.difference)
         self._store.append(end)
-        answer = self._answer(live, request, prompt, turn, sampled, said[1]) if said is not None and sampled >= 0 else None
+        answer = self._entries.answer(live, request, prompt, turn, sampled, said[1]) if said is not None and sampled >= 0 else None
         await self.committer.commit()
         live.faulted = fate is Fate.BROKEN or (live.faulted and fate is Fate.CANCELLED)
         live.tokens += turn.count
@@ -438,22 +348,3 @@ class Recorder:
         over = [digest for digest in live.streams if digest in live.delivered]
         for old in over[:-KEPT]:
             del live.streams[old]
-
-    def _answer(
-        self, live: Live, request: CallRequest, prompt: _Prompt, turn: Turn, sampled: int, reply: Message
-    ) -> tuple[Answered, Match]:
-        """What the history takes of the answer, and where it ends there (both appended)."""
-        depth, digest = len(request.conversation.messages), prompt.asked.prompt
-        if not reply.blank:
-            depth, digest = depth + 1, chain(digest, reply.key)
-        answered = Answered(prompt.asked, reply.key, reply.tool_ids[:NOTED_TOOLS], sampled)
-        self._store.append(answered.boundary(live.execution, turn.call, depth, digest))
-        return answered, Match(depth, sampled, digest)
-
-    def _append_sampled(self, live: Live, turn: Turn, role: Role) -> int:
-        node = self._store.allocate_node()
-        said = turn.sampled()
-        columns = (said.tokens, said.logprobs, said.versions)
-        self._store.append(Node(node, turn.node, live.execution, turn.call, NodeKind.SAMPLED, role, *columns))
-        live.nodes[node] = (turn.node, self._store.forest.nodes[node].tokens)
-        return node

@@ -33,7 +33,7 @@ from gyre_hpc.gateway.canonical import (
 )
 from gyre_hpc.gateway.dialect import Asked, read_request
 from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of
-from gyre_hpc.gateway.recorder import CallRequest
+from gyre_hpc.gateway.request import CallRequest
 from gyre_hpc.gateway.responses_answer import ResponsesAnswer, Tools
 
 ROLES = (*openai.SYSTEM_ROLES, "user", "assistant")

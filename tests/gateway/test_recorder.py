@@ -14,11 +14,12 @@ import pytest
 from blake3 import blake3
 
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, TokenChunk
-from gyre_hpc.gateway import recorder
+from gyre_hpc.gateway import entries
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Ended, Spent, Started
 from gyre_hpc.gateway.canonical import Conversation, Head, normalise_messages
 from gyre_hpc.gateway.notes import NOTED_TOOLS
-from gyre_hpc.gateway.recorder import CallRequest, RecorderSettings
+from gyre_hpc.gateway.recorder import RecorderSettings
+from gyre_hpc.gateway.request import CallRequest
 from gyre_hpc.gateway.template import TurnRenderer
 from gyre_hpc.gateway.toolcalls import ToolCallParser, ToolPiece, blocks_of
 from gyre_hpc.harness.texts import COMPACT, compacted_prompt
@@ -281,7 +282,7 @@ async def test_an_answer_without_a_token_is_no_answer_to_a_retry(made: Bench, mo
 async def test_an_answer_with_very_many_calls_is_recorded(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = json.dumps([f"toolu_{1 << 60:08x}_{n}" for n in range(NOTED_TOOLS)])
     assert len(longest) < NOTE_BYTES - 1000
-    monkeypatch.setattr(recorder, "NOTED_TOOLS", 2)
+    monkeypatch.setattr(entries, "NOTED_TOOLS", 2)
     history = await ask(made, say("go"), tool_call("bash") * 3)
     assert len(made.recorder._live[0].history.tool_ids) == 2
     await ask(made, result(history))
@@ -345,8 +346,8 @@ async def test_an_edited_message_forks_at_the_deepest_common_turn(made: Bench) -
 async def test_forks_that_nothing_explains_are_told_and_counted(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn of ours in an unknown form: a warning for each of the first, the record has all. What a rule explains makes none."""
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(made.recorder, "_on_fork", told.append)
-    monkeypatch.setattr(recorder, "WARNINGS", 2)
+    monkeypatch.setattr(made.recorder._entries, "_on_fork", told.append)
+    monkeypatch.setattr(entries, "WARNINGS", 2)
     history = await ask(made, [*await ask(made, say("go"), "Yes?"), *say("look")], tool_call("bash", command="ls"))
     await ask(made, result(history))
     await ask(made, [*history[:2], *say("look there"), *result(history)[3:]])
