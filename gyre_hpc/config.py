@@ -264,6 +264,8 @@ class DeadlinesSection(_Section):
     step: Seconds = 600.0
     idle: Seconds = 600.0
     """Without any execution ending or any step."""
+    gateway: Seconds = 20.0
+    """That the gateway's control API may be out of reach for the controller and the driver."""
     stop: Seconds = 10.0
 
     def of_phase(self, name: str) -> float:

@@ -32,7 +32,7 @@ from gyre_hpc.driver.launcher import Child, Launcher, Surroundings, started
 from gyre_hpc.driver.lines import printer, say
 from gyre_hpc.driver.logfile import log_file
 from gyre_hpc.driver.programs import Programs
-from gyre_hpc.driver.runlock import RENEW, RunLock
+from gyre_hpc.driver.runlock import RENEW, STALE, RunLock
 from gyre_hpc.driver.signals import TIME_UP, Signals
 from gyre_hpc.driver.waiting import wait_for
 from gyre_hpc.driver.world import WorldWatch
@@ -42,12 +42,8 @@ from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, VARIABLE, Runtime, read_address
 
-WORLD_SIZE = "GYRE_WORLD_SIZE"
-"""Ranks that the driver asked for: a library that gives singletons is found out by the first look at COMM_WORLD."""
 DISK_POLL = 5.0
 MODEL_DEADLINE = 1800.0
-GONE_DEADLINE = 3.0
-"""Seconds for the gateway to hear of it."""
 
 log = logging.getLogger("gyre.driver")
 T = TypeVar("T")
@@ -133,12 +129,13 @@ class Attempt:
         address = self._await("the gateway to listen", lambda: read_address(self.folder), limit)
         pool = len(world.placement.standalone)
         runtime = Runtime(self.paths.root, self.number, secret, address.url, address.socket, pool).write(self.folder)
-        extra = {MARK: str(self.folder), VARIABLE: str(runtime), WORLD_SIZE: str(len(world.placement.ranks))}
+        extra = {MARK: str(self.folder), VARIABLE: str(runtime)}
         where = Surroundings(self.folder, self.logs, extra)
         starters = Starters(
             ranks=lambda: world.launcher.mpi(world.programs.mpi(), world.placement, where),
             supervisor=lambda node: world.launcher.on_node(SUPERVISOR + node, node, world.programs.supervisor(node), where),
-            control=ControlClient(address.url, secret, GONE_DEADLINE),
+            # the lock is not renewed while the driver asks: it must not look stale
+            control=ControlClient(address.url, secret, min(self.config.deadlines.gateway, STALE / 3)),
         )
         self.children.start(world.allocation.nodes, starters)
         for child in list(self.children.living):

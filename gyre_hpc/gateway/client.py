@@ -31,7 +31,7 @@ class PhaseFailed(Exception):
 class ControlClient:
     """`url` "http://host:port"; `deadline`: seconds that the gateway may be out of reach."""
 
-    def __init__(self, url: str, secret: str, deadline: float = 20.0) -> None:
+    def __init__(self, url: str, secret: str, deadline: float) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"gateway url {url!r}: need http://host:port")

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import psutil
 
+from cells.communicators import Layout, check_world
 from gyre_hpc.config import load
 from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.driver import children, driver, ending, rundir
 from gyre_hpc.driver.allocation import node_name
-from gyre_hpc.driver.attempt import WORLD_SIZE
 from gyre_hpc.driver.children import MARK
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.driver.world import mark_ready, mark_through
-from gyre_hpc.errors import ExitCode, GyreError, Resumable
+from gyre_hpc.errors import ExitCode, GyreError
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.paths import RunPaths
@@ -115,14 +115,18 @@ def mpi(steps: str, seconds: str) -> None:
     runtime = Runtime.from_environment()
     (runtime.run_dir / f"rank-{world.rank}-{runtime.attempt}").write_text(node_name())
     try:
-        if world.size != int(os.environ[WORLD_SIZE]):
-            raise Resumable(f"{world.size} ranks instead of {os.environ[WORLD_SIZE]}")
+        check_world(world.size, _layout(runtime))
         code = _steps(world, RunPaths(runtime.run_dir), int(steps), float(seconds), folder / "stop")
     except Exception as error:
         record_failure(folder, as_failure("controller" if world.rank == 0 else f"cell-{world.rank}", error))
         raise
     MPI.Finalize()
     sys.exit(code)
+
+
+def _layout(runtime: Runtime) -> Layout:
+    cells = load(RunPaths(runtime.run_dir).config).cells
+    return Layout(cells.count, cells.nodes_per_cell * cells.ranks_per_node, runtime.standalone)
 
 
 def _stumble(folder: Path, rank: int) -> None:
@@ -134,7 +138,7 @@ def _stumble(folder: Path, rank: int) -> None:
     tried = sum(event["kind"] == "mpi.again" for event in read_events(folder.parents[1] / "events.jsonl"))
     if tried < int(times):
         if rank == 1 and how == "abort":
-            while len(list(folder.glob("ready-mpi.*"))) < int(os.environ[WORLD_SIZE]):
+            while len(list(folder.glob("ready-mpi.*"))) < _layout(Runtime.from_environment()).world_size:
                 time.sleep(0.05)
             psutil.Process(os.getppid()).parent().kill()  # type: ignore[union-attr]
         time.sleep(3600)
