@@ -10,9 +10,7 @@ crash in between the next attempt emits it from the checkpoint, so no step is sk
 from __future__ import annotations
 
 import logging
-import queue
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -36,7 +34,6 @@ from cells.events import (
     Publish,
     Published,
     Role,
-    Schedule,
     StepDone,
     Transfer,
     TransferDone,
@@ -48,9 +45,10 @@ from cells.roles import CellState
 from cells.transfer import Outcome
 from cells.waiting import wait
 from gyre_hpc.branches import Branch, Branches
-from gyre_hpc.checkpoint import Checkpoint, RunState, read_state
+from gyre_hpc.checkpoint import Checkpoint, read_state
 from gyre_hpc.config import Config
 from gyre_hpc.controller.asking import Asking
+from gyre_hpc.controller.changes import Changes
 from gyre_hpc.controller.engines import Engines
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
@@ -58,12 +56,13 @@ from gyre_hpc.controller.messages import Close, Start, Stop, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
 from gyre_hpc.controller.publication import open_routes, publish
 from gyre_hpc.controller.revival import Revival
+from gyre_hpc.controller.schedule import schedule_of
+from gyre_hpc.controller.stepend import closing, reconcile, trained
 from gyre_hpc.controller.stepwork import Counter, StepWork
 from gyre_hpc.controller.transfers import Order, Transfers
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
-from gyre_hpc.layout import cell_capacities
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.tasks.source import TaskSource
 from trees.store import StoreReader
@@ -73,33 +72,6 @@ T = TypeVar("T")
 Activity = Generator[None, None, list[Event]]
 _POLL, _SOON = 0.01, 0.002
 """Seconds between two looks: when nothing is under way, and while an activity is."""
-
-
-def schedule_of(config: Config, held: Sequence[int] | None = None) -> Schedule:
-    """The policy's rules, from the configuration; `held`: executions that each cell holds, the standalone ones behind the others."""
-    s = config.schedule
-    held = cell_capacities(config) if held is None else held
-    return Schedule(
-        capacity=tuple(held[: config.cells.count]),
-        standalone_capacity=sum(held[config.cells.count :]),
-        groups_per_step=s.groups_per_step,
-        group_size=s.group_size,
-        phi=s.phi,
-        mu=s.mu,
-        steps=config.run.steps,
-        staleness_bound=s.staleness_bound,
-        mode=Mode(s.mode),
-        streaming=s.streaming,
-        trainers=s.trainers,
-        join_late=s.join_late,
-    )
-
-
-def closing(reports: Sequence[dict[str, Any]]) -> float:
-    """Seconds of a close without the waiting for whoever worked longest: that of the cell which came last, or the core's, where the sum's
-    own time is again that of the last one (without new weights for satellites the core ends after them)."""
-    waited = reports[0]["reduce_seconds"] - min(report["reduce_seconds"] for report in reports)
-    return float(round(max(reports[0]["close_seconds"] - waited, min(report["close_seconds"] for report in reports)), 4))
 
 
 class Controller:
@@ -140,7 +112,7 @@ class Controller:
         self._step_started = time.monotonic()
         self._progress_at = time.monotonic()
         self._recent: deque[float] = deque(maxlen=config.schedule.groups_per_step * config.schedule.group_size)
-        self._changes: queue.Queue[list[dict[str, Any]] | BaseException] = queue.Queue()
+        self._changes = Changes(client)
         self._changes_after = 0
         self._finished = False
         self._stopping = False
@@ -155,7 +127,7 @@ class Controller:
     def run(self) -> ExitCode:
         """Runs until all steps are done (DONE) or the stop file appears (RESUMABLE)."""
         self._drain(self._start(), stoppable=True)
-        threading.Thread(target=self._follow_changes, name="changes", daemon=True).start()
+        self._changes.follow(self._changes_after)
         while not self._finished:
             busy = self._take_changes()
             self._take_claims()
@@ -235,34 +207,18 @@ class Controller:
 
     # -- waiting ------------------------------------------------------------------------------------------------------------------
 
-    def _follow_changes(self) -> None:
-        after = self._changes_after
-        try:
-            while True:
-                after, changes = self.client.changes(after, wait=2.0)
-                if changes:
-                    self._changes.put(changes)
-        except BaseException as error:
-            self._changes.put(error)
-
     def _take_changes(self) -> bool:
         busy = False
-        while True:
-            try:
-                changes = self._changes.get_nowait()
-            except queue.Empty:
-                return busy
-            if isinstance(changes, BaseException):
-                raise Resumable(f"the gateway does not answer: {changes}", "see gateway.log; the same command resumes") from changes
+        for change in self._changes.take():
             busy = True
             self._progress_at = time.monotonic()
-            for change in changes:
-                if change["kind"] == "ended" and change["valid"]:
-                    self._recent.append(change["score"])
-                for event in self.groups.on_change(change):
-                    self._decisions.extend(self.policy.on(event))
-                    if isinstance(event, GroupComplete) and not event.valid:
-                        self._release(event.group)  # the policy skips it
+            if change["kind"] == "ended" and change["valid"]:
+                self._recent.append(change["score"])
+            for event in self.groups.on_change(change):
+                self._decisions.extend(self.policy.on(event))
+                if isinstance(event, GroupComplete) and not event.valid:
+                    self._release(event.group)  # the policy skips it
+        return busy
 
     def _take_claims(self) -> None:
         """With `schedule.join_late` the open step is closed once its work is claimed."""
@@ -320,7 +276,7 @@ class Controller:
         step = self.saved.step if self.saved else 0
         reports = yield from self.asking.agree(Start(step), "start of the cells", self.config.deadlines.start)
         if self.saved:
-            self._reconcile(self.saved)
+            reconcile(self.saved, self.paths, self.events)
         engines = self._engines = Engines(reports)
         self.events.emit("engines", attempt=self.attempt, **engines.facts(self.config))
         self._standalone = range(self.config.cells.count, len(reports))
@@ -359,14 +315,6 @@ class Controller:
             logger.warning("steps %d to %d have no checkpoint: they are done again, from step %d", here.step + 1, newest, here.step)
             self.events.emit("steps.again", step=here.step, newest=newest, first_group=here.groups, first_execution=here.executions)
 
-    def _reconcile(self, saved: RunState) -> None:
-        """Emit what tells of the checkpointed step if the last attempt died between the checkpoint and that."""
-        told = {event["kind"] for event in read_events(self.paths.events) if event.get("step") == saved.step}
-        if "checkpoint" not in told:
-            self.events.emit("checkpoint", step=saved.step)
-        if "step.end" not in told:
-            self.events.emit("step.end", **saved.policy["fields"])
-
     def _transfer(self, decision: Transfer) -> Activity:
         cell, to = decision.cell, decision.to
         source = Role.ROLLOUT if to is Role.TRAINING else Role.TRAINING
@@ -391,26 +339,13 @@ class Controller:
     def _close(self, step: int) -> Activity:
         plans, items = self._plans, self.planner.next_item
         self._plans, self.planner.next_item = [], 0
-        executions = sum(plan.executions for _, plan in plans)
-        fields = {
-            "step": step,
-            "score_mean": sum(plan.score_sum for _, plan in plans) / max(1, executions),
-            "staleness_mean": sum(step - 1 - self.groups[group].counts_as for group, _ in plans) / max(1, len(plans)),
-            "target_tokens": sum(plan.targets for _, plan in plans),
-            "executions": executions,
-            "groups": [group for group, _ in plans],
-            "group_versions": [self.groups[group].version for group, _ in plans],
-            "untrained": sum(plan.skipped for _, plan in plans),
-            "microsteps": sum(len(plan.work.items) for _, plan in plans),
-            "cells": self.policy.roles.prefix,
-            "attempt": self.attempt,
-        }
+        fields = trained(step, plans, self.groups, self.policy.roles.prefix, self.attempt)
         snapshot = self.policy.snapshot()
         message = Close(
             step=step,
             items=items,
             prefix=self.policy.roles.prefix,
-            executions=executions,
+            executions=fields["executions"],
             refresh=self.policy.keeps_satellites or not self.policy.closes_burst,
             checkpoint=step % self.config.checkpoint.every == 0 or step == self.config.run.steps,
             fields=fields,

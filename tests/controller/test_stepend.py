@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gyre_hpc.controller.controller import closing
+from gyre_hpc.controller.stepend import closing
 
 
 def test_a_close_is_told_without_the_waiting_for_the_last_cell() -> None:
