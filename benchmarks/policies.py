@@ -1,6 +1,7 @@
 """Elastic against its baselines, on this machine: wall time of real runs on a virtual Slurm cluster, and what the simulator says of each.
 
     python -m benchmarks.policies [--seeds 3] [--steps 12] [--beside 2] [--only elastic,colocate] [--pictures DIR] [--json FILE]
+    python -m benchmarks.policies --rows --pictures docs/pictures     (the paper's eight rows, small: policies_rows.py)
     python -m benchmarks.policies --again DIR          (no run: what an earlier call left in DIR)
 
 Runs that are done are not made again: the same command goes on where one was stopped.
@@ -28,105 +29,43 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from benchmarks import policies_plan, policies_rows
 from benchmarks.policies_cores import Cores
 from benchmarks.policies_job import MODULE
 from benchmarks.policies_measure import Measured, measure
-from benchmarks.policies_table import as_dict, draw_pictures, render
+from benchmarks.policies_plan import SCHEDULES, Task, plan, write_config
+from benchmarks.policies_table import as_dict, draw_pictures, render, render_rows
 from cells.events import Mode
+from gyre_hpc.config import load
 from gyre_hpc.errors import GyreError
 from gyre_hpc.simulation.facts import Given, gather
 from gyre_hpc.simulation.replay import otherwise
 from tests.slurm.cluster import Cluster, Spec, cluster
 
 ROOT = Path(__file__).parents[1]
-JOB = Path(__file__).with_suffix(".yaml")
-ROW_SECONDS = 0.35
-"""Emulated device time of a trained row: training is then to rollout about what it is in the paper's 122B case."""
 LONGEST = 900.0
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """What one policy sets; `trainers` None: all cells may train."""
+class Job:
+    """What all runs of a call have in common."""
 
-    mode: str
-    streaming: bool
-    phi: float
-    mu: int
-    trainers: int | None = None
-
-    def serving(self, cells: int) -> int:
-        """Cells that hold executions at a burst's beginning."""
-        return cells - self.trainers if self.mode == "async" and self.trainers else cells
+    file: Path
+    steps: int
+    row_seconds: float
 
 
-SCHEDULES: Mapping[str, Schedule] = {
-    "elastic": Schedule("elastic", True, 0.5, 3),
-    "async+streaming 3": Schedule("async", True, 1.5, 1, 3),
-    "colocate": Schedule("colocate", False, 0.0, 4),
-    "async 3": Schedule("async", False, 1.5, 1, 3),
-    "async+streaming 4": Schedule("async", True, 1.5, 1, 4),
-    "async+streaming 2": Schedule("async", True, 1.5, 1, 2),
-}
-"""In the order in which they run: neighbours take about as long. Async with its number of trainers, of six cells (1 and 5 take twice the
-time, says the simulator)."""
-ONCE = ("async+streaming 4",)
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run to be made."""
-
-    name: str
-    seed: int
-    folder: Path
-
-    @property
-    def run(self) -> Path:
-        return self.folder / f"{self.name.replace(' ', '-')}-seed{self.seed}"
-
-    @property
-    def cores(self) -> Path:
-        """There when the run is done: the cores' idle share while it went on."""
-        return self.folder / f"{self.run.name}.cores.json"
-
-
-def write_config(task: Task, steps: int) -> Path:
-    """The run's configuration: the job's, with this schedule and seed."""
-    schedule = SCHEDULES[task.name]
-    cells = yaml.safe_load(JOB.read_text())
-    count, places = int(cells["cells"]["count"]), int(cells["rollout"]["capacity"])
-    held = schedule.serving(count) * places
-    if held % count:
-        raise GyreError(f"{task.name}: {held} places don't spread evenly over {count} nodes", "change rollout.capacity in policies.yaml")
-    tree: dict[str, Any] = {
-        "extends": str(JOB),
-        "run": {"name": task.run.name, "dir": str(task.run), "seed": task.seed, "steps": steps},
-        "tasks": {"seed": task.seed},
-        "harness": {"slots_per_node": held // count},
-        "schedule": {"mode": schedule.mode, "streaming": schedule.streaming, "phi": schedule.phi, "mu": schedule.mu},
-    }
-    if schedule.trainers is not None:
-        tree["schedule"]["trainers"] = schedule.trainers
-    file = task.folder / f"{task.run.name}.yaml"
-    file.write_text(yaml.safe_dump(tree))
-    return file
-
-
-def submit(slurm: Cluster, task: Task, steps: int, nodes: int) -> None:
-    """One job, to its end. Raises GyreError with the log to read."""
+def submit(slurm: Cluster, task: Task, job: Job) -> None:
+    """One Slurm job, to its end. Raises GyreError with the log to read."""
     shutil.rmtree(task.run, ignore_errors=True)
-    config = write_config(task, steps)
+    config = write_config(task, job.file, job.steps)
     log = task.folder / f"{task.run.name}.log"
-    command = f"exec {sys.executable} -u -m {MODULE} run {config} {ROW_SECONDS}"
+    command = f"exec {sys.executable} -u -m {MODULE} run {config} {job.row_seconds}"
     began = time.monotonic()
     try:
         slurm.run(
-            *("sbatch", "--wait", "--parsable", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", f"--chdir={ROOT}"),
+            *("sbatch", "--wait", "--parsable", f"--nodes={task.schedule.nodes}", "--ntasks-per-node=1", "--exclusive", f"--chdir={ROOT}"),
             *("--export=ALL", f"--output={log}", f"--wrap={command}"),
             timeout=LONGEST,
         )
@@ -135,18 +74,19 @@ def submit(slurm: Cluster, task: Task, steps: int, nodes: int) -> None:
     print(f"  {task.run.name}: {time.monotonic() - began:.0f} s with its start", file=sys.stderr, flush=True)
 
 
-def run_all(tasks: Sequence[Task], steps: int, beside: int, cells: int) -> None:
+def run_all(tasks: Sequence[Task], job: Job, beside: int) -> None:
     """Every task, `beside` at a time: the next ones start when all of these are over, for a start takes all cores. One that fails is tried
     once more, at the end; what cores idled while a run went on is written beside it."""
     folder = Path(tempfile.mkdtemp(prefix="gyre-policies-"))
     cores = Cores()
     failed: list[Task] = []
+    nodes = max((task.schedule.nodes for task in tasks), default=1)
     try:
-        with cluster(folder, Spec(nodes=cells * beside)) as slurm, ThreadPoolExecutor(beside) as pool:
+        with cluster(folder, Spec(nodes=nodes * beside)) as slurm, ThreadPoolExecutor(beside) as pool:
             for some, last in ((tasks, False), (failed, True)):
                 for first in range(0, len(some), beside):
                     together = some[first : first + beside]
-                    futures = [pool.submit(submit, slurm, task, steps, cells) for task in together]
+                    futures = [pool.submit(submit, slurm, task, job) for task in together]
                     for task, future in zip(together, futures, strict=True):
                         error = future.exception()
                         if error is None:
@@ -160,11 +100,6 @@ def run_all(tasks: Sequence[Task], steps: int, beside: int, cells: int) -> None:
     finally:
         cores.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def plan(names: Sequence[str], seeds: int, folder: Path) -> list[Task]:
-    """The runs, neighbours of about one length; a split that is far from the best is run with the first seed only."""
-    return [Task(name, seed, folder) for seed in range(seeds) for name in names if seed == 0 or name not in ONCE]
 
 
 def foretell(found: Mapping[tuple[str, int], Measured]) -> dict[tuple[str, int], float]:
@@ -181,28 +116,27 @@ def foretell(found: Mapping[tuple[str, int], Measured]) -> dict[tuple[str, int],
 
 def main() -> int:
     """Run, measure, print. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--beside", type=int, default=2, help="runs at the same time")
-    parser.add_argument("--only", default=",".join(SCHEDULES), help="names of policies, by commas")
-    parser.add_argument("--folder", type=Path, default=Path("runs/policies"), help="where the run directories go")
-    parser.add_argument("--again", type=Path, help="make no run, only measure those in this folder")
-    parser.add_argument("--pictures", type=Path, help="a folder for one chart a policy, real and simulated")
-    parser.add_argument("--json", type=Path, help="a file for all figures")
-    options = parser.parse_args()
-    names = [name.strip() for name in options.only.split(",")]
-    if unknown := set(names) - set(SCHEDULES):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(SCHEDULES)}")
-    folder = (options.again or options.folder).absolute()
+    options = _parser().parse_args()
+    schedules = policies_rows.rows() if options.rows else SCHEDULES
+    names = [name.strip() for name in (options.only or ",".join(schedules)).split(",")]
+    if unknown := set(names) - set(schedules):
+        raise GyreError(f"unknown: {', '.join(sorted(unknown))}", f"there are {', '.join(schedules)}")
+    module = policies_rows if options.rows else policies_plan
+    steps = options.steps or load(module.JOB).run.steps
+    folder = (options.again or options.folder or Path("runs/policies-rows" if options.rows else "runs/policies")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = plan(names, options.seeds, folder)
-    if options.again is None:
-        cells = int(yaml.safe_load(JOB.read_text())["cells"]["count"])
-        run_all([task for task in tasks if not task.cores.exists()], options.steps, options.beside, cells)
+    tasks = plan(names, schedules, options.seeds or (1 if options.rows else 3), folder)
+    missing = [task for task in tasks if not task.cores.exists()]
+    if options.again is None and missing:
+        run_all(missing, Job(module.JOB, steps, module.ROW_SECONDS), options.beside or (1 if options.rows else 2))
     found = {(task.name, task.seed): measure(task.run) for task in tasks if task.cores.exists()}
+    if not found:
+        raise GyreError(f"no run in {folder} is done", "leave out --again to make them")
     idle = {(task.name, task.seed): float(json.loads(task.cores.read_text())) for task in tasks if task.cores.exists()}
-    print(render(found, idle, foretell(found), ROW_SECONDS))
+    if options.rows:
+        print(render_rows(found, idle, module.ROW_SECONDS))
+    else:
+        print(render(found, idle, foretell(found), module.ROW_SECONDS))
     if options.json is not None:
         options.json.write_text(json.dumps([as_dict(*key, m, idle[key]) for key, m in found.items()], indent=1))
     if options.pictures is not None:
@@ -210,5 +144,22 @@ def main() -> int:
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", action="store_true", help="the paper's eight rows, small, in place of the comparison")
+    parser.add_argument("--seeds", type=int, help="3; 1 with --rows")
+    parser.add_argument("--steps", type=int, help="those of the job's file")
+    parser.add_argument("--beside", type=int, help="runs at the same time; 2, or 1 with --rows")
+    parser.add_argument("--only", help="names of policies or rows, by commas")
+    parser.add_argument("--folder", type=Path, help="where the run directories go; runs/policies or runs/policies-rows")
+    parser.add_argument("--again", type=Path, help="make no run, only measure those in this folder")
+    parser.add_argument("--pictures", type=Path, help="a folder for one chart a policy, real and simulated")
+    parser.add_argument("--json", type=Path, help="a file for all figures")
+    return parser
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except GyreError as error:
+        sys.exit(str(error))

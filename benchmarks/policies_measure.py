@@ -4,24 +4,25 @@ Time counts from the start of the first execution to the end of the last step: w
 
 Idle is counted as the simulator does (gyre_hpc/simulation/outcome.py): a cell in rollout is busy by the share of its places that is in
 use, a cell in training while it computes, in transfer never. The event log tells roles, executions and a step's training seconds, but not
-which cell an execution was on and which cell computed how much; so live executions are spread evenly over the cells in rollout, and a
-step's training seconds over the cells by their time in training during that step.
+which cell an execution was on and which cell computed how much; so live executions are spread evenly over the places of what is in
+rollout (cells, and the standalone nodes all the time), and a step's training seconds over the cells by their time in training during
+that step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+from cells.events import Schedule
 from gyre_hpc.errors import GyreError
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report.summary import Span, Summary, summarise
-from gyre_hpc.simulation.facts import Given, gather
+from gyre_hpc.simulation.facts import Given, Ran, gather
 from gyre_hpc.simulation.outcome import Outcome
 from gyre_hpc.simulation.replay import replay
 
@@ -37,7 +38,12 @@ class Measured:
     staleness: float
     """Mean over the steps, updates."""
     idle: float
+    """Share of all node time."""
     idle_cells: tuple[float, ...]
+    idle_pool: float | None
+    """Of the standalone nodes, if there are any."""
+    standalone: int
+    """Their number."""
     executions: int
     execution_mean: float
     slowest: float
@@ -66,7 +72,8 @@ def measure(run: Path) -> Measured:
     zero, began = float(events[0]["t"]), facts.ran.began
     over = float(summary.steps[-1]["t"])
     live = [(float(e["t"]) - float(e["seconds"]) - zero, float(e["t"]) - zero) for e in ends]
-    cells = _busy(summary, live, zero, (began - zero, over - zero), facts.ran.schedule.capacity[0])
+    cells, pool = _busy(summary, live, zero, (began - zero, over - zero), facts.ran)
+    nodes, standalone = facts.ran.nodes_per_cell * len(cells), facts.ran.standalone_nodes
     outcome = replay(facts, record=True)
     assert outcome is not None
     return Measured(
@@ -74,8 +81,10 @@ def measure(run: Path) -> Measured:
         began=began,
         wall=over - began,
         staleness=fmean(float(step["staleness_mean"]) for step in summary.steps),
-        idle=1 - fmean(cells),
+        idle=1 - (facts.ran.nodes_per_cell * sum(cells) + standalone * pool) / (nodes + standalone),
         idle_cells=tuple(1 - busy for busy in cells),
+        idle_pool=1 - pool if standalone else None,
+        standalone=standalone,
         executions=len(ends),
         execution_mean=facts.workload.mean,
         slowest=fmean(map(max, facts.workload.groups)) / facts.workload.mean,
@@ -88,34 +97,43 @@ def measure(run: Path) -> Measured:
 
 
 def _busy(
-    summary: Summary, live: Sequence[tuple[float, float]], zero: float, window: tuple[float, float], places: int
-) -> tuple[float, ...]:
-    """Share of the window in which each cell was busy."""
+    summary: Summary, live: Sequence[tuple[float, float]], zero: float, window: tuple[float, float], ran: Ran
+) -> tuple[tuple[float, ...], float]:
+    """Share of the window in which each cell was busy, and in which the standalone nodes were."""
     seconds = [0.0] * summary.cells
     spans = [span for span in summary.spans if span.end > window[0] and span.start < window[1]]
-    _add_rollout(seconds, spans, live, window, places)
+    pool = _add_rollout(seconds, spans, live, window, ran.schedule)
     before = window[0]
     for step in summary.steps:
         end = float(step["t"]) - zero
-        _add_training(seconds, spans, step, before, end)
+        _add_training(seconds, spans, float(step["train_seconds"]) / ran.nodes_per_cell, (before, end))
         before = end
-    return tuple(busy / (window[1] - window[0]) for busy in seconds)
+    length = window[1] - window[0]
+    return tuple(busy / length for busy in seconds), pool / length
 
 
 def _add_rollout(
-    seconds: list[float], spans: Sequence[Span], live: Sequence[tuple[float, float]], window: tuple[float, float], places: int
-) -> None:
+    seconds: list[float], spans: Sequence[Span], live: Sequence[tuple[float, float]], window: tuple[float, float], schedule: Schedule
+) -> float:
+    """Adds what the cells were busy in rollout; what the standalone nodes were is returned."""
     serving = [span for span in spans if span.state == "rollout"]
     times = sorted({*window, *(t for pair in live for t in pair), *(t for s in serving for t in (s.start, s.end))})
+    pool = 0.0
     for a, b in pairwise(t for t in times if window[0] <= t <= window[1]):
         middle = (a + b) / 2
         here = [span.cell for span in serving if span.start <= middle < span.end]
+        places = sum(schedule.capacity[cell] for cell in here) + schedule.standalone_capacity
         count = sum(start <= middle < end for start, end in live)
+        busy = (b - a) * min(1.0, count / places) if places else 0.0
         for cell in here:
-            seconds[cell] += (b - a) * min(1.0, count / (places * len(here)))
+            seconds[cell] += busy
+        pool += busy
+    return pool
 
 
-def _add_training(seconds: list[float], spans: Sequence[Span], step: Mapping[str, Any], start: float, end: float) -> None:
+def _add_training(seconds: list[float], spans: Sequence[Span], trained: float, window: tuple[float, float]) -> None:
+    """`trained` cell-seconds between two steps' ends."""
+    start, end = window
     shares = [0.0] * len(seconds)
     for span in spans:
         if span.state == "training":
@@ -123,4 +141,4 @@ def _add_training(seconds: list[float], spans: Sequence[Span], step: Mapping[str
     total = sum(shares)
     for cell, share in enumerate(shares):
         if share:
-            seconds[cell] += min(share, float(step["train_seconds"]) * share / total)
+            seconds[cell] += min(share, trained * share / total)

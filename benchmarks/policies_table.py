@@ -64,6 +64,24 @@ def ratios(found: Found, foretold: Mapping[tuple[str, int], float], names: Seque
     return out
 
 
+def render_rows(found: Found, cores_idle: Mapping[tuple[str, int], float], row_seconds: float) -> str:
+    """The paper's rows, one line a run: what it took, and what the simulator says of it from its own durations."""
+    some = next(iter(found.values()))
+    out = [
+        f"{len(some.outcome.steps)} steps on eight nodes of a virtual Slurm cluster; emulated device time: {row_seconds:g} s of its node a "
+        "trained row; emulated tool time: log-normal sleeps of the bundled harness",
+        "",
+        "row  seed   wall s  simulated s   error  staleness  transfers  idle (simulated)  pool idle  cores idle",
+    ]
+    for (name, seed), m in found.items():
+        pool = f"{m.idle_pool:9.0%}" if m.idle_pool is not None else f"{'':9}"
+        out.append(
+            f"{name:3}  {seed:4}  {m.wall:7.1f}  {m.simulated:11.1f}  {m.error:+6.1%}  {m.staleness:9.2f}  {m.transfers:9}"
+            f"  {m.idle:5.0%} ({m.outcome.idle:.0%})       {pool}  {cores_idle[name, seed]:10.0%}"
+        )
+    return "\n".join(out)
+
+
 def as_dict(name: str, seed: int, m: Measured, cores_idle: float) -> dict[str, Any]:
     """One run's figures, JSON-able."""
     plain = {key: value for key, value in vars(m).items() if key not in ("run", "outcome")}
@@ -77,7 +95,7 @@ def draw_pictures(found: Mapping[str, Measured], folder: Path) -> None:
         events = list(read_events(RunPaths(m.run).events))
         file = name.replace(" ", "-").replace("+", "-")
         (folder / f"real-{file}.svg").write_text(draw_run(summarise(events), float(events[0]["t"]), began=m.began))
-        (folder / f"simulated-{file}.svg").write_text(draw(m.outcome))
+        (folder / f"simulated-{file}.svg").write_text(draw(m.outcome, m.standalone))
 
 
 def _mean(runs: Sequence[Measured], name: str) -> float:

@@ -55,6 +55,8 @@ class Summary:
     attempts: tuple[float, ...] = ()
     """Start of each attempt."""
     cells: int = 0
+    standalone: int = 0
+    """Nodes of the last attempt that only roll out."""
     seconds: float = 0.0
     tokens: int = 0
     calls: int = 0
@@ -171,6 +173,7 @@ class _Reading:
             failures=tuple(self.failures),
             attempts=tuple(self.attempts),
             cells=self.cells,
+            standalone=len(self.start.get("standalone") or ()),
             seconds=self.now,
             tokens=self.tokens,
             calls=self.calls,

@@ -28,7 +28,7 @@ def draw_run(summary: Summary, zero: float, began: float | None = None, lead: fl
     start = max(0.0, first)
     spans = [Span(s.cell, s.state, max(s.start, start) - start, s.end - start) for s in summary.spans if s.end > start]
     steps = [float(step["t"]) - zero - start for step in summary.steps]
-    return _drawn(spans, steps, max(steps, default=summary.seconds - start), 0)
+    return _drawn(spans, steps, max(steps, default=summary.seconds - start), summary.standalone)
 
 
 def _drawn(spans: Sequence[Span], steps: Sequence[float], seconds: float, standalone: int) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.policies import SCHEDULES, Task, plan, write_config
+from benchmarks import policies_plan, policies_rows
 from benchmarks.policies_job import emulate_device
 from benchmarks.policies_measure import measure
-from benchmarks.policies_table import render
+from benchmarks.policies_plan import SCHEDULES, Task, plan, write_config
+from benchmarks.policies_table import draw_pictures, render, render_rows
 from gyre_hpc.config import check, dump, load
 from gyre_hpc.errors import GyreError
 from gyre_hpc.paths import RunPaths
@@ -71,9 +72,9 @@ def test_a_run_that_is_not_over_is_no_measurement(run: Path) -> None:
 
 
 def test_runs_of_a_seed_differ_in_their_schedule_alone(tmp_path: Path) -> None:
-    tasks = plan(list(SCHEDULES), 2, tmp_path)
+    tasks = plan(list(SCHEDULES), SCHEDULES, 2, tmp_path)
     assert [task.seed for task in tasks].count(1) == len(SCHEDULES) - 1
-    configs = [load(write_config(task, 12)) for task in tasks]
+    configs = [load(write_config(task, policies_plan.JOB, 12)) for task in tasks]
     for config in configs:
         schedule = config.schedule
         assert schedule.phi + (schedule.mu - 1) / 2 == 1.5
@@ -83,7 +84,7 @@ def test_runs_of_a_seed_differ_in_their_schedule_alone(tmp_path: Path) -> None:
     assert all(config == same[0] for config in same)
     harnesses = [config.harness.model_copy(update={"slots_per_node": 1}) for config in configs]
     assert all(harness == harnesses[0] for harness in harnesses)
-    assert Task("elastic", 1, tmp_path).run.name == "elastic-seed1"
+    assert Task("elastic", SCHEDULES["elastic"], 1, tmp_path).run.name == "elastic-seed1"
 
 
 def test_emulated_device_time_counts_the_real_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +94,32 @@ def test_emulated_device_time_counts_the_real_gradient(monkeypatch: pytest.Monke
     emulate_device(0.5)
     assert Satellite.accumulate(object(), [None, None]) == Sums()  # type: ignore[arg-type,list-item]
     assert 0.9 < slept[0] <= 1.0
+
+
+def test_the_papers_rows_keep_their_schedules_on_a_quarter_of_the_nodes(tmp_path: Path) -> None:
+    rows = policies_rows.rows()
+    assert list(rows) == ["A0", "A3", "C0", "C1", "C2", "E0", "E1", "E2"]
+    for name, task in zip(rows, plan(list(rows), rows, 1, tmp_path), strict=True):
+        small, paper = load(write_config(task, policies_rows.JOB, 6)), load(policies_rows.PAPER / f"{name}.yaml")
+        for key in ("mode", "streaming", "phi", "mu", "trainers", "join_late"):
+            assert getattr(small.schedule, key) == getattr(paper.schedule, key), (name, key)
+        assert rows[name].nodes == 8
+        assert small.harness.slots_per_node * 8 == rows[name].serving * small.rollout.capacity
+    assert (rows["E2"].cells, rows["E2"].nodes_per_cell, rows["C1"].cells, rows["C1"].standalone) == (4, 2, 7, 1)
+    assert (rows["A0"].cells, rows["A0"].standalone, rows["A0"].serving) == (4, 4, 4)
+
+
+def test_standalone_nodes_count_as_nodes_and_are_drawn(run: Path, tmp_path: Path) -> None:
+    paths = RunPaths(run)
+    config = load(paths.config)
+    cells, schedule = config.cells, config.schedule
+    cells, schedule = cells.model_copy(update={"count": 1, "standalone": 1}), schedule.model_copy(update={"trainers": None})
+    dump(config.model_copy(update={"cells": cells, "schedule": schedule}), paths.config)
+    paths.events.write_text(paths.events.read_text().replace('"cells": [["a"], ["b"]]', '"cells": [["a"]], "standalone": ["b"]'))
+    found = measure(run)
+    assert (found.standalone, found.wall, found.simulated) == (1, 20.0, 20.0)
+    assert (found.idle_cells, found.idle_pool, found.idle) == (pytest.approx((0.6,)), pytest.approx(0.5), pytest.approx(0.55))
+    assert "50%" in render_rows({("A3", 0): found}, {("A3", 0): 0.7}, 0.5)
+    draw_pictures({"A3": found}, tmp_path)
+    for kind in ("real", "simulated"):
+        assert "1 standalone nodes: rollout" in (tmp_path / f"{kind}-A3.svg").read_text()
