@@ -26,16 +26,21 @@ class Gateway:
         return (after + 2, found) if found else (8, [])
 
 
+def take_for(changes: Changes, seconds: float, taken: list[int]) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for change in changes.take():
+            taken.append(change["n"])
+        time.sleep(0.001)
+
+
 def test_changes_are_taken_in_order_and_the_end_is_told() -> None:
     gateway = Gateway()
     changes = Changes(cast(ControlClient, gateway))
     assert list(changes.take()) == []
     changes.follow(5)
     taken: list[int] = []
-    end = time.monotonic() + 10.0
     with pytest.raises(Resumable, match="the gateway does not answer: refused"):
-        while time.monotonic() < end:
-            for change in changes.take():
-                taken.append(change["n"])
+        take_for(changes, 10.0, taken)
     assert gateway.asked == [5, 7, 8, 10]
     assert taken == [6, 7, 9, 10]
