@@ -36,12 +36,13 @@ class Execution:
 class Engine:
     """One cell's engine, or the standalone pool's."""
 
-    __slots__ = ("changes", "clock", "index", "open", "order", "room", "running", "share", "since", "slots", "speed")
+    __slots__ = ("changes", "clock", "index", "open", "order", "room", "running", "share", "since", "slots", "speed", "whole")
 
     def __init__(self, index: int, slots: int, nodes: float, room: int) -> None:
         self.index = index
         self.slots = slots
-        self.room = room
+        self.room = self.whole = room
+        """What it may hold now, and what with nothing of it dead."""
         self.share = nodes / slots if slots else 0.0
         """Nodes of one slot."""
         self.open = slots > 0
@@ -109,7 +110,19 @@ class Fleet:
         """
         engine = self.engines[index]
         engine.open = False
-        leaving = sorted(engine.running.values(), key=lambda e: e.number)
+        return self._move_away(engine, sorted(engine.running.values(), key=lambda e: e.number), now, cost)
+
+    def hold(self, index: int, room: int, now: float, cost: float = 0.0) -> list[Execution]:
+        """A part of the engine died, or is back: it may hold `room` executions. The youngest beyond that go on elsewhere, as with `close`.
+
+        Returns what it took from the queue.
+        """
+        engine = self.engines[index]
+        engine.room = room
+        self._move_away(engine, sorted(engine.running.values(), key=lambda e: e.number)[room:], now, cost)
+        return self.open(index, now) if engine.open else []
+
+    def _move_away(self, engine: Engine, leaving: list[Execution], now: float, cost: float) -> list[Execution]:
         homeless = []
         for execution in leaving:
             self._take_out(engine, execution, now)

@@ -5,6 +5,9 @@ else, in the order in which it happens; decisions are carried out in the order g
 time, which the policy sees to itself and the kernel checks; an event that was overtaken (an end on an engine that has changed since) is
 passed over by its number of changes.
 
+An engine that dies while it serves loses its slots; the policy is told, as live, and again when it is back. Its executions go on elsewhere;
+what finds no room waits at the queue's front. A cell that trains has no engine to lose, and returns with a whole one.
+
 An attempt that ends (a node failed, the allocation was taken away) loses the open step and all roles; the policy goes on from the
 snapshot of the last step that was closed, with the groups as the ledger has them, as the live controller does.
 """
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cells.events import (
+    CapacityChanged,
     Claimed,
     CloseStep,
     Decision,
@@ -46,7 +50,7 @@ from gyre_hpc.simulation.outcome import Outcome, Recorder
 from gyre_hpc.simulation.scenario import Scenario
 from gyre_hpc.simulation.trainer import Trainer
 
-_END, _DEADLINE, _CLAIMED, _ACTIVITY, _FAULT, _RESUME = range(6)
+_END, _DEADLINE, _CLAIMED, _ACTIVITY, _FAULT, _RESUME, _DEATH, _BACK = range(8)
 LONGEST = 10 * 365 * 24 * 3600.0
 """A run that takes ten years is stuck in faults: nothing gets done between two of them."""
 MOST_ATTEMPTS = 200
@@ -102,12 +106,14 @@ class Simulation:
         self._limits = scenario.workload.limits
         self._budget = self._limits.first
         self._faults = random.Random(seed * 7919 + 1)
+        self._deaths = random.Random(seed * 7919 + 2)
         self._dead = False
         """Between two attempts: nothing of ours runs."""
         self._finished = False
 
     def run(self) -> Outcome:
         self._plan_fault()
+        self._plan_death()
         self._decisions.extend(self.policy.start())
         self._settle()
         while not self._finished:
@@ -141,8 +147,10 @@ class Simulation:
         elif kind == _FAULT:
             if changes == self._attempt:
                 self._fail()
-        else:
+        elif kind == _RESUME:
             self._resume(what)
+        elif changes == self._attempt:
+            self._die() if kind == _DEATH else self._come_back(*what)
 
     def _ends_on(self, index: int) -> None:
         found = self.fleet.next_end(index)
@@ -188,6 +196,7 @@ class Simulation:
                     self.trainer.set_nodes(self.trainer.nodes + self.scenario.nodes[cell], self.now)
                     self._announce_claims()
                 else:
+                    self._make_whole(cell)
                     for execution in self.fleet.open(cell, self.now):
                         self._started(execution)
                 self.recorder.role(cell, to.value, self.now)
@@ -221,6 +230,50 @@ class Simulation:
         if times:
             self._push(self.now + min(times), _FAULT, None, self._attempt)
 
+    def _plan_death(self) -> None:
+        mtbf = self.scenario.faults.engine_mtbf
+        if mtbf > 0:
+            self._push(self.now + self._deaths.expovariate(self.scenario.all_nodes / mtbf), _DEATH, None, self._attempt)
+
+    def _die(self) -> None:
+        """The engines of one node, drawn among all; nothing where that node trains, or what it was part of is dead already."""
+        scenario, costs = self.scenario, self.scenario.costs
+        self._plan_death()
+        nodes = (*scenario.nodes, scenario.standalone_nodes)
+        index = self._deaths.choices(range(len(nodes)), nodes)[0]
+        engine = self.fleet.engines[index]
+        if not engine.open or not engine.room:
+            return
+        gone = engine.room if index < len(scenario.nodes) else min(engine.room, max(1, engine.whole // nodes[index]))
+        self.recorder.rolled(self.now, self.fleet)
+        self.recorder.deaths += 1
+        moving = max(0, len(engine.running) - (engine.room - gone))
+        wait = costs.hand_over + costs.kv.again(moving, nodes[index])
+        self.recorder.moved_seconds += moving * wait
+        self.fleet.hold(index, engine.room - gone, self.now, wait)
+        self._tell_capacity(index)
+        self._push(self.now + scenario.faults.engine_start, _BACK, (index, gone), self._attempt)
+
+    def _come_back(self, index: int, slots: int) -> None:
+        """Engines of `slots` executions; a cell that has been in training meanwhile is whole already."""
+        engine = self.fleet.engines[index]
+        self.recorder.rolled(self.now, self.fleet)
+        for execution in self.fleet.hold(index, min(engine.whole, engine.room + slots), self.now):
+            self._started(execution)
+        self._tell_capacity(index)
+
+    def _make_whole(self, cell: int) -> None:
+        """A return starts what is missing."""
+        engine = self.fleet.engines[cell]
+        if engine.room < engine.whole:
+            engine.room = engine.whole
+            self._tell_capacity(cell)
+
+    def _tell_capacity(self, index: int) -> None:
+        engine = self.fleet.engines[index]
+        cell = index if index < len(self.scenario.nodes) else None
+        self._tell(CapacityChanged(cell, min(engine.room, engine.slots)))
+
     def _fail(self) -> None:
         """The attempt ends: roles and the open step are gone; engines stand until the next attempt."""
         self._attempt += 1
@@ -248,7 +301,8 @@ class Simulation:
                     self._set_deadline(execution, execution.deadline + restart)
         else:
             self.fleet.restart(self.now)
-        for index in range(len(self.fleet.engines)):
+        for index, engine in enumerate(self.fleet.engines):
+            engine.room = engine.whole
             for execution in self.fleet.open(index, self.now):
                 self._started(execution)
         self.recorder.resume(self.now)
@@ -257,6 +311,7 @@ class Simulation:
         self._finished = self._beyond_window(self.policy.published)
         if not self._finished:
             self._plan_fault()
+            self._plan_death()
             self._decisions.extend(self.policy.resume(frontier))
 
     # -- what the policy decides ------------------------------------------------------------------------------------------------
@@ -316,9 +371,13 @@ class Simulation:
         self.recorder.rolled(self.now, self.fleet)
         self.recorder.transfers += 1
         if decision.to is Role.TRAINING:
-            self.fleet.close(cell, self.now, costs.hand_over)
+            moving, nodes = len(self.fleet.engines[cell].running), self.scenario.nodes[cell]
+            wait = costs.hand_over + costs.kv.wait(moving, nodes)
+            self.fleet.close(cell, self.now, wait)
+            self.recorder.moved_bytes += costs.kv.moved_bytes(moving)
+            self.recorder.moved_seconds += moving * wait
             self.recorder.role(cell, "transfer", self.now)
-            self._after(costs.to_training, TransferDone(cell, decision.to))
+            self._after(costs.to_training + costs.kv.longer(moving, nodes), TransferDone(cell, decision.to))
         else:
             self.trainer.set_nodes(self.trainer.nodes - self.scenario.nodes[cell], self.now)
             self.recorder.role(cell, "transfer", self.now)

@@ -49,6 +49,12 @@ class Outcome:
     """Executions that changed their engine."""
     skipped: int
     faults: int
+    deaths: int
+    """Engines that died while they served."""
+    moved_bytes: float
+    """KV that travelled with executions."""
+    moved_seconds: float
+    """That all executions together waited when they changed their engine."""
     steps: tuple[float, ...]
     """When each step was done."""
     began: float
@@ -62,7 +68,8 @@ class Recorder:
     """Adds up while a simulation runs."""
 
     def __init__(self, scenario: Scenario, record: bool) -> None:
-        self.executions = self.cut = self.transfers = 0
+        self.executions = self.cut = self.transfers = self.deaths = 0
+        self.moved_bytes = self.moved_seconds = 0.0
         self._scenario = scenario
         self._record = record
         self._busy = self._open = 0.0
@@ -157,6 +164,9 @@ class Recorder:
             moved=fleet.moved,
             skipped=policy.skipped,
             faults=self._faults,
+            deaths=self.deaths,
+            moved_bytes=self.moved_bytes,
+            moved_seconds=self.moved_seconds,
             steps=tuple(self._steps),
             began=self._began or 0.0,
             spans=tuple(self._spans),

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from cells.events import Mode, Schedule
+from gyre_hpc.simulation.handover import NO_HAND_OVER, HandOver
 from gyre_hpc.simulation.workload import Workload
 
 HOUR = 3600.0
@@ -21,7 +22,9 @@ class Costs:
     to_training: float = 8.52
     to_rollout: float = 3.46
     hand_over: float = 0.0
-    """That an execution loses when it changes its engine."""
+    """That an execution loses when it changes its engine, whatever its context."""
+    kv: HandOver = NO_HAND_OVER
+    """What moving its context costs beside that."""
     close: float = 0.0
     """Of a step beside its gradients: sum over cells, optimizer, checkpoint."""
     publish: float = 0.0
@@ -41,6 +44,11 @@ class Faults:
     """Seconds from the end of an attempt until the next one rolls out."""
     executions_survive: bool = False
     """Whether running executions go on after it; without that they begin again."""
+    engine_mtbf: float = 0.0
+    """Mean seconds between deaths of the engines of one node; 0: none. A death in rollout takes a cell's slots, or one node's of the
+    standalone pool; executions go on elsewhere as far as there is room, and the attempt goes on."""
+    engine_start: float = 120.0
+    """Seconds until an engine that died is back."""
 
 
 @dataclass(frozen=True)
