@@ -133,6 +133,10 @@ class RequestRefused(EngineFault):
     """No engine with this window and vocabulary would serve this request: trying elsewhere is useless."""
 
 
+class NotReceived(EngineFault):
+    """Weights did not arrive whole: the engine has those that it had, and serves them; it may load the same version from files."""
+
+
 class EngineClient(Protocol):
     """Generates on one engine. Closing the iterator (`aclose`) cancels the call at the engine within 0.1 s."""
 
@@ -209,6 +213,10 @@ class EngineServer(Protocol):
 
     def update_weights(self, model: Path, version: int, deadline: float) -> None:
         """Load a Hugging Face directory's weights as `version`; drops every KV of older versions. Checked by reading the version back."""
+        ...
+
+    def receive_weights(self, source: str, version: int, deadline: float) -> None:
+        """As `update_weights`, from a sender (weight_stream.py). Raises NotReceived where the engine stays as it was."""
         ...
 
     def release(self, deadline: float) -> None:

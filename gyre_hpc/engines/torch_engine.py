@@ -20,7 +20,16 @@ from gyre_hpc import processes
 from gyre_hpc.engines import control, frames
 from gyre_hpc.engines.options import torch_options
 from gyre_hpc.engines.prompt import request_json
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
+from gyre_hpc.engines.protocol import (
+    EngineAddress,
+    EngineFault,
+    EngineSpec,
+    GenerateRequest,
+    Holding,
+    NotReceived,
+    RequestRefused,
+    TokenChunk,
+)
 from gyre_hpc.engines.streaming import broken, chunks, read_rest, session
 from gyre_hpc.errors import ConfigError
 
@@ -78,6 +87,12 @@ class TorchEngine:
     def update_weights(self, model: Path, version: int, deadline: float) -> None:
         self._load("update_weights", model, version, deadline)
 
+    def receive_weights(self, source: str, version: int, deadline: float) -> None:
+        failed = self._post("receive", deadline + _GRACE, source=source, version=version, seconds=deadline).get("failed")
+        if failed:
+            raise NotReceived(f"engine {self.pid}: {failed}")
+        self._require(version, deadline)
+
     def release(self, deadline: float) -> None:
         self._post("release", deadline)
 
@@ -96,6 +111,9 @@ class TorchEngine:
 
     def _load(self, name: str, model: Path, version: int, deadline: float) -> None:
         self._post(name, deadline, model=str(model.resolve()), version=version)
+        self._require(version, deadline)
+
+    def _require(self, version: int, deadline: float) -> None:
         have = self.health(deadline)
         if have["version"] != version or have["released"]:
             raise EngineFault(f"engine {self.pid} has version {have['version']} after loading version {version}")

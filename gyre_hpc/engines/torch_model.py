@@ -9,13 +9,14 @@ wrongly.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
@@ -58,6 +59,29 @@ class UnsupportedModel(Exception):
     """This engine would compute the model wrongly."""
 
 
+Loader = Callable[[Path, torch.dtype], Any]
+"""Makes a transformers model of a directory. Raises OSError or ValueError."""
+
+
+def from_files(path: Path, dtype: torch.dtype) -> Any:
+    """All of it."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+
+
+def from_memory(kind: type[Any], weights: Mapping[str, torch.Tensor]) -> Loader:
+    """Of class `kind`, with these weights under the names that they have in files, in place of those in the directory."""
+
+    def load(path: Path, dtype: torch.dtype) -> Any:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        model, told = kind.from_pretrained(None, config=config, dtype=dtype, state_dict=dict(weights), output_loading_info=True)
+        # what is missing, or too much, transformers makes up or drops with a warning only
+        if wrong := {name: found for name, found in told.items() if found}:
+            raise ValueError(f"weights that are not those of {path}: {wrong}")
+        return model
+
+    return load
+
+
 @dataclass(frozen=True)
 class Piece:
     """Input of one forward pass: rows [low, low + len(tokens)) get their next tokens; `starts` are the positions of the first of each."""
@@ -70,11 +94,11 @@ class Piece:
 class SlotModel:
     """The weights, and forward passes over slots. Not thread-safe."""
 
-    def __init__(self, path: Path, dtype: str, window: int, device: torch.device) -> None:
+    def __init__(self, path: Path, dtype: str, window: int, device: torch.device, load: Loader = from_files) -> None:
         """Loads and checks. Raises OSError or ValueError (not a model), UnsupportedModel."""
         self.device = device
         self.dtype: torch.dtype = getattr(torch, dtype)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=self.dtype, local_files_only=True)
+        model = load(path, self.dtype)
         self.model = model.to(device).eval().requires_grad_(False)
         config = self.model.config.get_text_config(decoder=True)
         self.vocabulary = int(config.vocab_size)

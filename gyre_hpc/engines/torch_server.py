@@ -3,7 +3,8 @@
 Protocol (all below `/<secret>`): `POST /generate` {request_id, prompt, position, sampling} answers binary frames (frames.py) to who accepts
 them, and else, for people, NDJSON lines {t, l, v, f} (tokens, log-probs, [version, tokens] spans, finish), a blank line now and then while
 there is nothing to say, or {error}; closing the connection cancels.
-`POST /pause | /resume | /release`, `POST /update_weights | /restore` {model, version}, `POST /score` {tokens} (also while paused),
+`POST /pause | /resume | /release`, `POST /update_weights | /restore` {model, version}, `POST /receive` {source, version, seconds} (answers
+{failed: why} where nothing changed), `POST /score` {tokens} (also while paused),
 `GET /health | /digest`. 400: never; 503: not now.
 Invariants: the batch belongs to the model thread alone (commands run between steps); chunks reach the HTTP thread once per step, all
 together, since waking it per token costs more than a token; a failure in the model loop ends the process, loudly.
@@ -35,9 +36,10 @@ import torch
 from aiohttp import web
 
 from gyre_hpc.engines import control, frames
-from gyre_hpc.engines.protocol import GenerateRequest, Sampling, TokenChunk
+from gyre_hpc.engines.protocol import GenerateRequest, NotReceived, Sampling, TokenChunk
 from gyre_hpc.engines.torch_batch import Batch, Limits
-from gyre_hpc.engines.torch_model import SlotModel, UnsupportedModel
+from gyre_hpc.engines.torch_model import Loader, SlotModel, UnsupportedModel, from_files, from_memory
+from gyre_hpc.engines.weight_stream import receive
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -107,9 +109,9 @@ class Server:
         self._model.start()
         self._heart = asyncio.create_task(self._heartbeat())
 
-    def _load(self, path: Path) -> SlotModel:
+    def _load(self, path: Path, load: Loader = from_files) -> SlotModel:
         began = time.monotonic()
-        model = SlotModel(path, self._options.dtype, self._options.window, self._device)
+        model = SlotModel(path, self._options.dtype, self._options.window, self._device, load)
         log.info("loaded %s in %.3f s", path, time.monotonic() - began)
         return model
 
@@ -122,6 +124,7 @@ class Server:
             "release": self.release,
             "update_weights": self.update_weights,
             "restore": self.update_weights,
+            "receive": self.receive,
             "score": self.score,
         }
         app.add_routes([web.post(f"/{secret}/{name}", handler) for name, handler in routes.items()])
@@ -218,6 +221,25 @@ class Server:
             return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
         await self._command(lambda: self._model.batch.replace(model, body["version"]))
         return await self.health(http)
+
+    async def receive(self, http: web.Request) -> web.Response:
+        """Weights from a sender, into a model of their own: that which serves is replaced when they are there, whole and proven."""
+        body = await http.json()
+        try:
+            weights = await asyncio.to_thread(receive, body["source"], body["version"], body["seconds"])
+            model = await self._command(lambda: self._with(weights))
+        except (NotReceived, OSError, ValueError, RuntimeError, UnsupportedModel) as error:
+            log.exception("version %d was not received", body["version"])
+            return web.json_response({"failed": f"{type(error).__name__}: {error}"})
+        await self._command(lambda: self._model.batch.replace(model, body["version"]))
+        return await self.health(http)
+
+    def _with(self, weights: dict[str, torch.Tensor]) -> SlotModel:
+        """The model that is served, with other weights."""
+        serving = self._model.batch.model
+        if serving is None:
+            raise NotReceived("the engine is released: it loads from files")
+        return self._load(self._options.model, from_memory(type(serving.model), weights))
 
     async def health(self, http: web.Request) -> web.Response:
         batch = self._model.batch

@@ -43,7 +43,16 @@ from gyre_hpc.engines.handover import NIXL, Doubt
 from gyre_hpc.engines.handover_nixl import pull_fields
 from gyre_hpc.engines.options import KV_GIB, vllm_options
 from gyre_hpc.engines.prompt import request_json
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, Holding, RequestRefused, TokenChunk
+from gyre_hpc.engines.protocol import (
+    EngineAddress,
+    EngineFault,
+    EngineSpec,
+    GenerateRequest,
+    Holding,
+    NotReceived,
+    RequestRefused,
+    TokenChunk,
+)
 from gyre_hpc.engines.sampling import seed_key, uniforms
 from gyre_hpc.engines.streaming import Lines, Reader, broken, chunks, read_rest, session
 from gyre_hpc.engines.vllm_wire import parse_line
@@ -125,6 +134,26 @@ class VllmEngine:
             self.resume(end - time.monotonic())
             self._canary(version, end - time.monotonic())
 
+    def receive_weights(self, source: str, version: int, deadline: float) -> None:
+        """All workers receive before the first takes; what breaks before leaves the engine as it was, paused or not."""
+        end = time.monotonic() + deadline
+        was_paused = self.health(deadline)["paused"]
+        if not was_paused:
+            self.pause(end - time.monotonic())
+        left = max(0.1, end - time.monotonic())
+        told = self._workers("gyre_receive_weights", left + _GRACE, source, version, left)
+        failed = next((result["failed"] for result in told if "failed" in result), "")
+        if failed:
+            self._workers("gyre_forget_weights", _GRACE)
+        else:
+            self._take(version, source.partition("/")[0], max(_GRACE, end - time.monotonic()), "gyre_take_weights")
+        if not was_paused:
+            self.resume(_GRACE)
+        if failed:
+            raise NotReceived(f"vLLM engine {self.pid}: {failed}")
+        if not was_paused:
+            self._canary(version, _GRACE)
+
     def release(self, deadline: float) -> None:
         end = time.monotonic() + deadline
         self._was_paused = self.health(deadline)["paused"]
@@ -167,15 +196,23 @@ class VllmEngine:
 
     def _load(self, model: Path, version: int, end: float) -> None:
         path = str(model.resolve())
-        left = end - time.monotonic()
-        body = {"method": "gyre_load_weights", "args": [path], "timeout": left}
+        self._take(version, path, end - time.monotonic(), "gyre_load_weights", path)
+
+    def _take(self, version: int, origin: str, deadline: float, method: str, *args: object) -> None:
+        """All workers get new weights by `method`; prefix cache, then version. What fails here ends the engine: it may be half new."""
+        end = time.monotonic() + deadline
         try:
-            self._post("collective_rpc", left, body)
+            self._workers(method, deadline, *args)
             self._reset_prefixes(end - time.monotonic())
             self._set_version(version, end - time.monotonic())
         except EngineFault as error:
             self.stop()
-            raise EngineFault(f"vLLM engine {self.pid} could not take version {version} from {path} and was ended: {error}") from error
+            raise EngineFault(f"vLLM engine {self.pid} could not take version {version} from {origin} and was ended: {error}") from error
+
+    def _workers(self, method: str, deadline: float, *args: object) -> list[Any]:
+        """What each worker's `method` (vllm_worker.py) answers."""
+        answer = self._post("collective_rpc", deadline, {"method": method, "args": list(args), "timeout": deadline})
+        return list(answer["results"]) if answer else []
 
     def _reset_prefixes(self, deadline: float) -> None:
         if not self._post("reset_prefix_cache", deadline)["success"]:

@@ -1,4 +1,7 @@
-"""What runs inside vLLM's worker processes (`--worker-extension-cls`): loading weights completely, and giving back pinned KV.
+"""What runs inside vLLM's worker processes (`--worker-extension-cls`): taking weights completely, and giving back pinned KV.
+
+Weights from a sender come in two calls: all workers receive everything into their host's memory; if all have it, all take it, so a transfer
+that breaks leaves every worker with what it had. They are taken as those from files are, by vLLM's own reload, on CPU and GPU alike.
 
 Why loading: on CPU vLLM keeps a packed copy of an output head that is tied to the embedding, and its `reload_weights` does not renew that
 copy: every tensor is new but the head, and nothing says so (0.32.0: the log-probs are those of the new model with the old head, to 1e-6).
@@ -14,13 +17,41 @@ class WorkerExtension:
 
     model_runner: Any
     reload_weights: Any
+    _gyre_received: dict[str, Any] | None = None
 
     def gyre_load_weights(self, path: str) -> None:
         """Take all weights from a Hugging Face directory."""
+        self.reload_weights(weights_path=path)
+        self._renew_head()
+
+    def gyre_receive_weights(self, source: str, version: int, seconds: float) -> dict[str, str]:
+        """Get all weights of a version into this host's memory; {failed: why} where they did not arrive whole."""
+        from gyre_hpc.engines.protocol import NotReceived
+        from gyre_hpc.engines.weight_stream import receive
+
+        self._gyre_received = None
+        try:
+            self._gyre_received = receive(source, version, seconds)
+        except (NotReceived, RuntimeError) as error:  # torch's word for no memory is a RuntimeError
+            return {"failed": str(error)}
+        return {}
+
+    def gyre_take_weights(self) -> None:
+        """Compute with what was received."""
+        weights, self._gyre_received = self._gyre_received, None
+        if weights is None:
+            raise RuntimeError("nothing was received that could be taken")
+        self.reload_weights(weights_iterator=iter(weights.items()))
+        self._renew_head()
+
+    def gyre_forget_weights(self) -> None:
+        """What was received is not wanted: another worker did not get it."""
+        self._gyre_received = None
+
+    def _renew_head(self) -> None:
         from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
         from vllm.platforms import current_platform
 
-        self.reload_weights(weights_path=path)
         if not current_platform.is_cpu():
             return
         for layer in self.model_runner.get_model().modules():

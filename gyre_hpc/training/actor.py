@@ -211,6 +211,10 @@ class Core(Satellite):
         except (OSError, SafetensorError) as error:
             raise Resumable(f"weights {directory}: {error}", "free some space in run.dir; the same command resumes") from error
 
+    def weights(self) -> list[tuple[str, torch.Tensor]]:
+        """What `export` writes, without files: (name there, contiguous CPU tensor). On a CPU the parameters themselves, no copies."""
+        return published(self.model)
+
     def state(self) -> CoreState:
         """This rank's part of a checkpoint: its shard of master weights and optimizer state, RNG. Views; write before the next step."""
         from gyre_hpc.checkpoint import CoreState, model_fingerprint
@@ -248,6 +252,19 @@ class Core(Satellite):
     def onload(self) -> None:
         if self.device.type == "cuda":
             self._zero.onload()
+
+
+def published(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that `save_pretrained` would write, under the names that it would give them: tied ones once, converted ones back."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    with torch.no_grad():
+        state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        for name in model._keys_to_ignore_on_save or ():
+            state.pop(name, None)
+        state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+        return [(name, tensor.to("cpu").contiguous()) for name, tensor in state.items()]
 
 
 def _load(model_dir: Path, config: Config) -> Any:

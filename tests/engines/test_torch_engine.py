@@ -12,12 +12,16 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
-from transformers import MambaConfig, MambaForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
 from gyre_hpc.engines.factory import connect, start_engine
-from gyre_hpc.engines.protocol import EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
+from gyre_hpc.engines.protocol import EngineFault, EngineSpec, GenerateRequest, NotReceived, RequestRefused, Sampling, TokenChunk
 from gyre_hpc.engines.torch_engine import TorchEngine, request_body, rows_of
+from gyre_hpc.engines.weight_stream import Sender, Weights
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.training.actor import published
+from tests.engines.half_sender import half_sender
 from tests.engines.models import VOCABULARY, plain_logprobs, save_random
 
 TOLERANCE = 1e-4
@@ -171,3 +175,37 @@ def test_a_model_that_this_engine_can_not_serve_is_a_mistake_of_the_configuratio
     path = save_random(tmp_path / "mamba", 0, mamba, MambaForCausalLM)
     with pytest.raises(ConfigError, match=r"model\.path: .*; use rollout\.engine = vllm"):
         start_engine(EngineSpec("torch", path, 0, 2, 64, tmp_path / "engine.log"), 60.0)
+
+
+async def test_weights_that_are_received_are_those_of_the_files_or_nothing_changes(engine: TorchEngine, models: tuple[Path, Path]) -> None:
+    call = request("r", 40, seed=1, temperature=0.0)
+    await asyncio.to_thread(engine.update_weights, models[1], 3, 10.0)
+    from_files = joined(await collect(engine, call))
+    old, new = (published(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)) for path in models)
+    await asyncio.to_thread(engine.update_weights, models[0], 0, 10.0)
+    before = joined(await collect(engine, call))
+
+    with half_sender(4, new) as source, pytest.raises(NotReceived, match="did not arrive whole"):
+        await asyncio.to_thread(engine.receive_weights, source, 4, 10.0)
+    with pytest.raises(NotReceived, match=r"weights that are not those of .*missing_keys"):
+        await sent(engine, old[1:], 4)
+    assert_same(joined(await collect(engine, call)), before)
+
+    await sent(engine, new, 4)
+    assert_same(joined(await collect(engine, call)), (from_files[0], from_files[1], [4] * 40))
+    await sent(engine, old, 0)
+    assert_same(joined(await collect(engine, call)), before)
+
+
+def assert_same(found: tuple[list[int], list[float], list[int]], expected: tuple[list[int], list[float], list[int]]) -> None:
+    """Tokens and versions; log-probs up to the rounding of a prompt that is known already."""
+    assert (found[0], found[2]) == (expected[0], expected[2])
+    assert found[1] == pytest.approx(expected[1], abs=1e-5)
+
+
+async def sent(engine: TorchEngine, weights: Weights, version: int) -> None:
+    sender = Sender("127.0.0.1", version, weights)
+    try:
+        await asyncio.to_thread(engine.receive_weights, sender.source, version, 10.0)
+    finally:
+        sender.close()

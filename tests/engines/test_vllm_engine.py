@@ -13,20 +13,35 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from gyre_hpc import processes
 from gyre_hpc.engines import vllm_guard
 from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.frames import Frames
 from gyre_hpc.engines.handover import Ticket
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, GenerateRequest, RequestRefused, Sampling, TokenChunk
-from gyre_hpc.engines.vllm_engine import VllmClient, VllmEngine, command, kv_tokens, request_body, sequences
+from gyre_hpc.engines.protocol import (
+    EngineAddress,
+    EngineFault,
+    EngineSpec,
+    GenerateRequest,
+    NotReceived,
+    RequestRefused,
+    Sampling,
+    TokenChunk,
+)
+from gyre_hpc.engines.vllm_engine import VllmClient, VllmEngine, command, kv_tokens, prompt_logprobs, request_body, sequences
 from gyre_hpc.engines.vllm_wire import Translator, parse_chunk
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.engines.weight_stream import Sender
+from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.training.actor import published
+from tests.engines.canaries import VERSION, changed, keeper_of, trained
+from tests.engines.half_sender import half_sender
 from tests.engines.models import VOCABULARY, plain_logprobs
 
 TOLERANCE = 1e-4
@@ -71,6 +86,14 @@ def _event(**changes: Any) -> dict[str, Any]:
     content = [{"token_id": 4, "logprob": -0.5}, {"token_id": 5, "logprob": -1.5}]
     choice = {"finish_reason": None, "token_ids": [4, 5], "logprobs": {"content": content}, "weight_versions": None, **changes}
     return {"choices": [choice]}
+
+
+def test_log_probs_of_a_prompt_are_read_or_refused() -> None:
+    told = [None, {"7": {"logprob": -0.5, "rank": 2}, "9": {"logprob": -0.1, "rank": 1}}, {"8": {"logprob": -1.5, "rank": 1}}]
+    assert prompt_logprobs([3, 7, 8], told) == [-0.5, -1.5]
+    for broken in (None, told[:2], [None, {"9": {"logprob": -0.1}}, told[2]], [None, {"7": {}}, told[2]]):
+        with pytest.raises(EngineFault, match="log-probs of a prompt of 3 tokens"):
+            prompt_logprobs([3, 7, 8], broken)
 
 
 def test_events_become_chunks_and_broken_promises_become_faults() -> None:
@@ -390,6 +413,51 @@ async def test_updates_are_whole_and_pause_faults(server: VllmEngine, client: An
     tokens, logprobs, versions, _ = await collect(client, call)
     assert set(versions) == {6}
     assert deviation(models[0], call, tokens, logprobs) < TOLERANCE
+
+
+@pytest.mark.vllm
+async def test_weights_that_are_received_are_those_of_the_files_or_nothing_changes(
+    server: VllmEngine, client: Any, models: tuple[Path, Path]
+) -> None:
+    call = request("r", 40, temperature=0.0)
+    old, new = (published(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)) for path in models)
+    await asyncio.to_thread(server.update_weights, models[1], 7, 30.0)
+    from_files = await collect(client, call)
+    await asyncio.to_thread(server.update_weights, models[0], 8, 30.0)
+    before = await collect(client, call)
+    with half_sender(9, new) as source, pytest.raises(NotReceived, match="did not arrive whole"):
+        await asyncio.to_thread(server.receive_weights, source, 9, 30.0)
+    assert await collect(client, call) == before, "tokens, log-probs and version are the old ones"
+    sender = Sender("127.0.0.1", 9, new)
+    await asyncio.to_thread(server.receive_weights, sender.source, 9, 30.0)
+    assert sender.close().receivers == 1
+    tokens, logprobs, versions, finish = await collect(client, call)
+    assert (tokens, set(versions), finish) == (from_files[0], {9}, "length")
+    assert max(abs(a - b) for a, b in zip(logprobs, from_files[1], strict=True)) < 1e-6
+    sender = Sender("127.0.0.1", 10, old)
+    await asyncio.to_thread(server.pause, 10.0)
+    await asyncio.to_thread(server.receive_weights, sender.source, 10, 30.0)
+    sender.close()
+    assert server.health(5.0)["paused"], "as it was"
+    await asyncio.to_thread(server.resume, 10.0)
+    assert (await collect(client, call))[0] == before[0]
+
+
+@pytest.mark.vllm
+def test_weights_that_are_partly_old_are_caught_and_the_right_ones_pass(
+    server: VllmEngine, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    keeper = keeper_of(server, trained(models[1]))
+    with pytest.raises(GyreError, match=r"engine 0 of cell 1 .* version 3 .* after loading .* again"):
+        keeper.load(changed(models[1], models[0], "layers.1.", tmp_path / "mixed"), VERSION, 60.0)
+    assert server.alive()
+    keeper.load(models[1], VERSION, 60.0)
+    keeper.release(60.0)
+    keeper.load(models[1], VERSION, 60.0)
+    assert server.health(5.0)["paused"], "asked while nobody may call it"
+    keeper.resume(models[1], VERSION, 60.0)
+    assert server.alive()
+    server.update_weights(models[0], 0, 60.0)
 
 
 @pytest.mark.vllm
