@@ -7,6 +7,7 @@ longest.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator, Sequence
 from functools import partial
@@ -16,7 +17,10 @@ from gyre_hpc.config import DeadlinesSection
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.messages import Export, Update
 from gyre_hpc.controller.transfers import set_routes
+from gyre_hpc.errors import GyreError
 from gyre_hpc.gateway.client import ControlClient
+
+logger = logging.getLogger(__name__)
 
 
 def publish(
@@ -44,6 +48,14 @@ def publish(
     yield from open_routes(asking, client, serving)
     lap("reopen")
     return phases
+
+
+def hold_calls(asking: Asking, client: ControlClient, cells: Sequence[int], deadline: float) -> Generator[None, None, None]:
+    """At the end: calls wait from here on. Their engines go before the agents do; each call would be moved, blamed and at last reset."""
+    try:
+        yield from asking.calls([partial(client.close_route, cell, deadline, hand_over=False) for cell in cells])
+    except GyreError as error:  # the end does not depend on it
+        logger.warning("calls go on while their engines end: %s", error.line)
 
 
 def open_routes(asking: Asking, client: ControlClient, cells: Sequence[int]) -> Generator[None, None, None]:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import pytest
+
 from gyre_hpc.config import DeadlinesSection
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.messages import Message, Update
-from gyre_hpc.controller.publication import publish
+from gyre_hpc.controller.publication import hold_calls, publish
+from gyre_hpc.errors import GyreError
 from gyre_hpc.gateway.client import ControlClient
 
 T = TypeVar("T")
@@ -63,3 +66,18 @@ def test_no_route_is_open_while_engines_load_and_late_cells_open_first() -> None
     assert world.told == ["Export", "close 2", "close 3", "Update", *routes, "open 3", "open 2"]
     assert set(phases) == {"write", "close", "load", "verify", "reopen"}
     assert phases["verify"] == 0.0003
+
+
+def test_at_the_end_calls_wait_and_a_gateway_that_can_not_do_that_does_not_hold_the_end_up(caplog: pytest.LogCaptureFixture) -> None:
+    world = FakeWorld()
+    for _ in hold_calls(cast(Asking, world), cast(ControlClient, world), (0, 3), 5.0):
+        pass
+    assert world.told == ["close 0", "close 3"]
+
+    class Refusing(FakeWorld):
+        def close_route(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
+            raise GyreError("the gateway answered 409", "wait")
+
+    for _ in hold_calls(cast(Asking, Refusing()), cast(ControlClient, Refusing()), (0, 3), 5.0):
+        pass
+    assert [record.getMessage() for record in caplog.records] == ["calls go on while their engines end: the gateway answered 409; wait"]
