@@ -33,16 +33,12 @@ from cells.events import (
     Mode,
     Publish,
     Published,
-    Role,
     StepDone,
     Transfer,
-    TransferDone,
-    TransferFailed,
 )
 from cells.lines import Lines
 from cells.policies import make_policy
 from cells.roles import CellState
-from cells.transfer import Outcome
 from cells.waiting import wait
 from gyre_hpc.branches import Branch, Branches
 from gyre_hpc.checkpoint import Checkpoint, read_state
@@ -54,14 +50,15 @@ from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
 from gyre_hpc.controller.messages import Close, Start, Stop, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
-from gyre_hpc.controller.publication import hold_calls, open_routes, publish
+from gyre_hpc.controller.publication import open_routes, publish
+from gyre_hpc.controller.resuming import branch_off, reconcile
 from gyre_hpc.controller.revival import Revival
 from gyre_hpc.controller.schedule import schedule_of
-from gyre_hpc.controller.stepend import closing, reconcile, trained
+from gyre_hpc.controller.stepend import closing, trained
 from gyre_hpc.controller.stepwork import Counter, StepWork
-from gyre_hpc.controller.transfers import Order, Transfers
+from gyre_hpc.controller.transfers import Order, Transfers, tell
 from gyre_hpc.errors import ExitCode, Resumable
-from gyre_hpc.events import EventLog, read_events
+from gyre_hpc.events import EventLog
 from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.tasks.source import TaskSource
@@ -142,8 +139,6 @@ class Controller:
             self._check_idle()
             if not busy:
                 time.sleep(_POLL if self._activity is None else _SOON)
-        patience = min(self.config.deadlines.transfer, self.config.deadlines.stop)
-        self._drain(hold_calls(self.asking, self.client, self._serving(), patience))
         reason = "stopped" if self._stopping else "done"
         self._drain(self.asking.agree(Stop(reason), "stop", self.config.deadlines.step))
         self._show(force=True)
@@ -294,7 +289,9 @@ class Controller:
         ledger = yield from self.asking.call(lambda: self.client.ledger(first))
         # a group's own place among the branches needs the first group of now: above all that the ledger has
         following = 1 + max((int(entry["group"]) for entry in ledger["groups"]), default=first - 1)
-        self._branch_off(Branch(step, following, int(ledger["first_execution"])), first)
+        if self.attempt > 1:
+            here = Branch(step, following, int(ledger["first_execution"]))
+            self.branches = self.planner.branches = branch_off(self.saved, here, first, self.paths, self.events)
         frontier = self.groups.restore(ledger, first, self.branches)
         self._changes_after = int(ledger["next"])
         logger.info("attempt %d begins at step %d with %d groups in the ledger", self.attempt, step, len(frontier))
@@ -304,39 +301,12 @@ class Controller:
                 self._release(group.group)
         self._step_started = self._progress_at = time.monotonic()
 
-    def _branch_off(self, here: Branch, consumed_below: int) -> None:
-        """The weights after the checkpoint's are given up, if there were any: what they sampled counts from here (gyre_hpc/branches.py)."""
-        if self.attempt == 1:
-            return
-        known = Branches.of(self.saved.policy.get("branches", ())) if self.saved else Branches()
-        self.branches = self.planner.branches = known.resumed(here, consumed_below)
-        newest = 0
-        for event in read_events(self.paths.events):
-            newest = int(event["step"]) if event["kind"] == "step.end" else newest
-        if newest > here.step:
-            logger.warning("steps %d to %d have no checkpoint: they are done again, from step %d", here.step + 1, newest, here.step)
-            self.events.emit("steps.again", step=here.step, newest=newest, first_group=here.groups, first_execution=here.executions)
-
     def _transfer(self, decision: Transfer) -> Activity:
-        cell, to = decision.cell, decision.to
-        source = Role.ROLLOUT if to is Role.TRAINING else Role.TRAINING
         status = yield from self.asking.call(self.client.status)
         may_hold = self.policy.schedule.mode is Mode.ASYNC
-        ended = yield from self.transfers.run(Order(cell, to, may_hold, self.policy.published, str(self._weights)))
-        fields = {"cell": cell, "from": source.value, "to": to.value, "seconds": ended.seconds, "phases": dict(ended.phases)}
-        if ended.end.outcome is Outcome.LOST:
-            raise Resumable(
-                f"cell {cell} is lost on its way to {to.value}: {ended.end.why}", "see the cells' logs (mpi.log); the same command resumes"
-            )
-        if ended.end.outcome is Outcome.UNDONE:
-            logger.warning("cell %d stays in %s: %s", cell, source.value, ended.end.why)
-            self.events.emit("transfer.undone", **fields, why=ended.end.why)
-            return [TransferFailed(cell, to)]
-        facts = ended.facts
-        moved = {name: facts.get(name, 0) for name in ("moved", "held")}
-        handover = {"handover": facts["handover"]} if "handover" in facts else {}
-        self.events.emit("transfer", **fields, **moved, live=status.get("live", 0), **handover)
-        return [TransferDone(cell, to)]
+        order = Order(decision.cell, decision.to, may_hold, self.policy.published, str(self._weights))
+        ended = yield from self.transfers.run(order)
+        return [tell(self.events, order, ended, int(status.get("live", 0)))]
 
     def _close(self, step: int) -> Activity:
         plans, items = self._plans, self.planner.next_item
@@ -385,15 +355,11 @@ class Controller:
         self.events.emit("publish", version=version, seconds=round(time.monotonic() - began, 4), phases=phases)
         return [Published(version)]
 
-    def _serving(self) -> tuple[int, ...]:
-        """Cells whose routes may be open."""
-        rollout = (cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
-        return (*rollout, *self._standalone)
-
     def _export_and_update(self, version: int) -> Generator[None, None, dict[str, float]]:
         """The core's weights into every engine that serves; old versions go."""
         directory = self.paths.weights_of(version)
-        serving = self._serving()
+        rollout = (cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
+        serving = (*rollout, *self._standalone)
         phases = yield from publish(self.asking, self.client, self.config.deadlines, version, directory, serving)
         self._weights = directory
         for old in sorted(self.paths.weights.glob("version-*"))[:-2]:

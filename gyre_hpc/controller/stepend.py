@@ -1,6 +1,6 @@
 """What is told of a step that ends: the controller's part of `step.end`, written into the checkpoint before the event log has it.
 
-Invariant: after a crash between the two the next attempt tells it from the checkpoint, so no step is skipped or repeated in the log.
+Should the process die between the two the next attempt tells it from the checkpoint (resuming.py).
 """
 
 from __future__ import annotations
@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gyre_hpc.checkpoint import RunState
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.plan import GroupPlan
-from gyre_hpc.events import EventLog, read_events
-from gyre_hpc.paths import RunPaths
 
 
 def trained(step: int, plans: Sequence[tuple[int, GroupPlan]], groups: Groups, prefix: int, attempt: int) -> dict[str, Any]:
@@ -38,12 +35,3 @@ def closing(reports: Sequence[dict[str, Any]]) -> float:
     own time is again that of the last one (without new weights for satellites the core ends after them)."""
     waited = reports[0]["reduce_seconds"] - min(report["reduce_seconds"] for report in reports)
     return float(round(max(reports[0]["close_seconds"] - waited, min(report["close_seconds"] for report in reports)), 4))
-
-
-def reconcile(saved: RunState, paths: RunPaths, events: EventLog) -> None:
-    """Emit what tells of the checkpointed step if the last attempt died between the checkpoint and that."""
-    told = {event["kind"] for event in read_events(paths.events) if event.get("step") == saved.step}
-    if "checkpoint" not in told:
-        events.emit("checkpoint", step=saved.step)
-    if "step.end" not in told:
-        events.emit("step.end", **saved.policy["fields"])

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cells.events import Role
-from cells.transfer import Acknowledged, Did, Do, End, Failed, Late, Phase, TransferEvent, Undid, Undo, begin, on
+from cells.events import Role, TransferDone, TransferFailed
+from cells.transfer import Acknowledged, Did, Do, End, Failed, Late, Outcome, Phase, TransferEvent, Undid, Undo, begin, on
 from gyre_hpc.config import DeadlinesSection
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.messages import Command, Prefix
+from gyre_hpc.errors import Resumable
 from gyre_hpc.events import EventLog
 from gyre_hpc.gateway.client import ControlClient, PhaseFailed
 
@@ -216,3 +217,23 @@ def _events(action: Do | Undo, answer: Answer) -> list[TransferEvent]:
         return [Undid(phase)]
     acknowledged = [Acknowledged(int(answer.facts["acknowledged"]))] if phase is Phase.ACKNOWLEDGE else []
     return [*acknowledged, Did(phase, sum(int(answer.facts.get(name, 0)) for name in _COUNTS.get(phase, ())))]
+
+
+def tell(events: EventLog, order: Order, ended: Ended, live: int) -> TransferDone | TransferFailed:
+    """The event of a transfer that is over, `live` executions at its begin; what the policy hears. Raises Resumable for a lost cell."""
+    cell, to = order.cell, order.to
+    source = Role.ROLLOUT if to is Role.TRAINING else Role.TRAINING
+    fields = {"cell": cell, "from": source.value, "to": to.value, "seconds": ended.seconds, "phases": dict(ended.phases)}
+    if ended.end.outcome is Outcome.LOST:
+        raise Resumable(
+            f"cell {cell} is lost on its way to {to.value}: {ended.end.why}", "see the cells' logs (mpi.log); the same command resumes"
+        )
+    if ended.end.outcome is Outcome.UNDONE:
+        logger.warning("cell %d stays in %s: %s", cell, source.value, ended.end.why)
+        events.emit("transfer.undone", **fields, why=ended.end.why)
+        return TransferFailed(cell, to)
+    facts = ended.facts
+    moved = {name: facts.get(name, 0) for name in ("moved", "held")}
+    handover = {"handover": facts["handover"]} if "handover" in facts else {}
+    events.emit("transfer", **fields, **moved, live=live, **handover)
+    return TransferDone(cell, to)
