@@ -413,11 +413,14 @@ def trees_export(
 # -- helpers --------------------------------------------------------------------------------------------------------------------
 def _load(config: Path, overrides: list[str] | None) -> Config:
     from gyre_hpc.config import load
+    from gyre_hpc.driver.rundir import frozen
+    from gyre_hpc.paths import RunPaths
 
     if config.is_dir():
         if not (config / "config.yaml").is_file():
             raise ConfigError(f"{config} is a folder without config.yaml", "give a YAML file, or the directory of a run to continue")
         # the folder that was named is meant, wherever it was when its configuration was frozen: a copy must not run its original
+        frozen(RunPaths(config))  # what is wrong without the overrides is no matter of theirs
         loaded = load(config / "config.yaml", overrides or [])
         return loaded.model_copy(update={"run": loaded.run.model_copy(update={"dir": config})})
     return load(config, overrides or [])
@@ -431,7 +434,17 @@ def _run(run_dir: Path) -> RunPaths:
         raise ConfigError(
             f"{run_dir} is not a run directory (no config.yaml in it)", "give the folder that `gyre run` made, for example runs/quickstart"
         )
+    _warn_of_version(paths)
     return paths
+
+
+def _warn_of_version(paths: RunPaths) -> None:
+    """Of a configuration that this version reads in part only: who looks at a run must not be refused, and not be misled."""
+    from gyre_hpc.viewing import see
+
+    warning = see(paths.config).warning
+    if warning is not None:
+        print(f"gyre: {paths.root}: {warning}; what stands for them here are the defaults", file=sys.stderr, flush=True)
 
 
 def _trees(path: Path) -> Path:

@@ -340,13 +340,18 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
     A file may begin with `extends: other.yaml` (relative to itself): its own keys are laid over those of the other file.
     """
-    tree = _read(path, ())
+    tree = read_tree(path)
     for override in overrides:
         _apply(tree, override)
     config = check(tree, str(path))
     if not config.run.name:
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.stem})})
     return config
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The plain values of a file and of those that it extends, unchecked. Raises ConfigError where it is no YAML with sections."""
+    return _read(path, ())
 
 
 def _read(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:

@@ -91,7 +91,11 @@ def frozen(paths: RunPaths) -> Config:
             f"{paths.root} is not a run directory (no config.yaml in it)",
             "give the folder that `gyre run` made, for example runs/quickstart",
         )
-    return configuration.load(paths.config)
+    try:
+        return configuration.load(paths.config)
+    except ConfigError as error:
+        remedy = f"go on with the version of gyre that began the run (provenance.json), or mend that file: {error.remedy}"
+        raise ConfigError(error.what, remedy) from None
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:

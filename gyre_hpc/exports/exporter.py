@@ -21,6 +21,7 @@ from gyre_hpc.durable import beside, replace_directory, sync
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.exports.rows import Table, rows_of
 from gyre_hpc.report.trees import user_errors
+from gyre_hpc.viewing import see
 from trees.export import exported
 from trees.reader import locate
 from trees.store import StoreReader
@@ -144,7 +145,7 @@ def _atif(reader: StoreReader, folder: Path, out: Path, options: Options) -> dic
 
 
 def _trajectories(folder: Path, model: Path | None) -> Trajectories:
-    from gyre_hpc.config import Config, load
+    from gyre_hpc.config import Config
     from gyre_hpc.exports.atif import Agent, Trajectories
     from gyre_hpc.gateway.parsers import make_parsers
     from gyre_hpc.gateway.template import TurnRenderer
@@ -153,7 +154,7 @@ def _trajectories(folder: Path, model: Path | None) -> Trajectories:
     frozen = next((file for file in (folder / "config.yaml", folder.parent / "config.yaml") if file.is_file()), None)
     if frozen is None and model is None:
         raise ConfigError(f"{folder} does not say which model's tokens it holds", "give --model, the Hugging Face directory of the model")
-    config = load(frozen) if frozen is not None else Config()
+    config = see(frozen).config if frozen is not None else Config()
     directory = model or model_directory(config)
     parsers = make_parsers(config.model.tool_parser, config.model.reasoning_parser, directory)
     return Trajectories(TurnRenderer(directory), parsers, Agent(config.harness.kind, str(model or config.model.path)))

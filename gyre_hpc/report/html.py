@@ -11,12 +11,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gyre_hpc.config import load
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths, naming
 from gyre_hpc.report import svg
 from gyre_hpc.report.summary import Summary, summarise
 from gyre_hpc.report.trees import Drawing, draw_most_branched, statistics
+from gyre_hpc.viewing import see
 
 _ROLE_COLOURS = {"rollout": "blue", "training": "pink", "transfer": "amber"}
 
@@ -38,7 +38,7 @@ def write(paths: RunPaths) -> None:
 
 def render(paths: RunPaths, summary: Summary) -> str:
     """The page."""
-    name = load(paths.config).run.name or paths.root.name
+    name = see(paths.config).config.run.name or paths.root.name
     state = summary.ended or "running, or stopped without a word"
     attempts = "attempt" if len(summary.attempts) == 1 else "attempts"
     trees = statistics(paths.trees) if paths.trees.is_dir() else {}

@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gyre_hpc.config import load
 from gyre_hpc.controller.live import read_live
 from gyre_hpc.events import EventTail
 from gyre_hpc.paths import RunPaths
+from gyre_hpc.viewing import see
 
 PERIOD = 0.5
 _BARS = "▁▂▃▄▅▆▇█"
@@ -52,7 +52,7 @@ class View:
         self._transfers = 0
         self._notes: deque[str] = deque(maxlen=3)
         self._live: dict[str, Any] = {}
-        self._steps = load(paths.config).run.steps
+        self._steps = see(paths.config).config.run.steps
 
     def refresh(self) -> None:
         for event in self._tail.read():

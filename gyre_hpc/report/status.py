@@ -12,6 +12,7 @@ from gyre_hpc.controller.live import read_live
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report.summary import summarise
+from gyre_hpc.viewing import see
 
 STALE = 10.0
 """Seconds after which live.json no longer tells about now."""
@@ -19,13 +20,11 @@ STALE = 10.0
 
 def collect(paths: RunPaths) -> dict[str, Any]:
     """A JSON-able picture of the run."""
-    from gyre_hpc.config import load
-
     summary = summarise(read_events(paths.events))
     live = read_live(paths.live)
     fresh = live is not None and time.time() - float(live["t"]) < STALE and not summary.ended
     last = summary.steps[-1] if summary.steps else {}
-    config = load(paths.config)
+    config = see(paths.config).config
     return {
         "run": str(paths.root),
         "state": summary.ended or ("running" if fresh else "starting" if not summary.steps and not live else "no sign of life"),

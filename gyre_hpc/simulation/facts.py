@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cells.events import Mode, Schedule
-from gyre_hpc.config import Config, load
+from gyre_hpc.config import Config
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import read_events
 from gyre_hpc.layout import cell_capacities
@@ -25,6 +25,7 @@ from gyre_hpc.report.summary import Summary, summarise
 from gyre_hpc.simulation.scenario import Costs
 from gyre_hpc.simulation.trouble import NO_TROUBLE, Trouble
 from gyre_hpc.simulation.workload import Recorded, read_recorded
+from gyre_hpc.viewing import see
 
 DEFAULT_STEPS = 24
 
@@ -91,7 +92,7 @@ def gather(path: Path, given: Given) -> Facts:
     if path.is_dir():
         if not paths.config.exists():
             raise ConfigError(f"{path} is a folder without config.yaml", "give a run's directory, or a file of durations")
-        found, costs = _of_run(load(paths.config), list(read_events(paths.events)))
+        found, costs = _of_run(see(paths.config).config, list(read_events(paths.events)))
         workload_path = paths.events
     for name in ("groups_per_step", "group_size", "steps", "slots_per_node", "smallest_cell"):
         value = getattr(given, name)
