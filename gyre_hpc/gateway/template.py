@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,10 @@ from gyre_hpc.gateway.encoding import Encoder
 from gyre_hpc.gateway.guard import TokenGuard
 from gyre_hpc.gateway.thoughts import THINK_OPEN
 
+log = logging.getLogger(__name__)
 _MARK = "gyre5f3a9c"
+_SHOWN = "gyre7d1b42"
+"""The name of the probes' tool, and what it shows."""
 _REMEDY = (
     "use a model whose template is append-only (Qwen-like ChatML), or put such a template into chat_template.jinja beside the tokenizer"
 )
@@ -206,31 +210,41 @@ class TurnRenderer:
             return False
 
     def _check_append_only(self) -> None:
-        tool = {"name": "t", "description": "d", "input_schema": {"type": "object", "properties": {}}}
+        tool = {"name": _SHOWN, "description": "d", "input_schema": {"type": "object", "properties": {}}}
         heads = (Head(), Head("sys"), Head("sys", (tool,)))
-        result = Message("user", ({"type": "tool_result", "tool_use_id": "i", "content": ["out"], "is_error": False},))
+        result = Message("user", ({"type": "tool_result", "tool_use_id": "i", "content": [_SHOWN], "is_error": False},))
         plain = Message("user", ({"type": "text", "text": "next \n"},))
         start = Message("user", ({"type": "text", "text": " one\n"},))
-        for head in heads:
-            for follow in ([plain], [result], [result, result, plain]):
-                try:
-                    self._check_probe(head, start, follow)
-                except ValueError as error:
-                    raise self._refused(str(error)) from None
+        same = True
         try:
-            self._check_behind_calls(heads[-1], start, [result, plain])
+            for head in heads:
+                for follow in ([plain], [result], [result, result, plain]):
+                    self._check_probe(head, start, follow)
+                same = self._check_second_answer(head, start, result, plain) and same
+            self._check_results(heads[-1], start, [result, plain])
         except ValueError as error:
             raise self._refused(str(error)) from None
+        if not same:
+            log.warning(
+                "the chat template of %s writes other blanks behind a tool's result once an answer follows: the policy is shown those that "
+                "stand there when it answers; to have the same everywhere, %s",
+                self.directory,
+                _REMEDY,
+            )
+        if _SHOWN not in self._render(self._with_head(heads[-1], [start]), heads[-1]):
+            log.warning("the chat template of %s does not tell the policy of its tools: a harness's prompt must do it", self.directory)
 
-    def _check_behind_calls(self, head: Head, start: Message, follow: list[Message]) -> None:
-        """What a tool shows is rendered behind a stand-in without calls; a template may look for the call (its name, say).
+    def _check_results(self, head: Head, start: Message, follow: list[Message]) -> None:
+        """What a tool shows is rendered, and behind a stand-in without calls as behind a call: a template may look for that.
 
         A template that can't write a call at all has none to look for.
         """
         behind = self._chat(follow, first=False)
+        if _SHOWN not in self._after_mark(behind):
+            raise ValueError("it leaves out what tools show")
         arguments: tuple[Any, ...] = ({}, "{}")  # some write the text that they are given
         for given in arguments:
-            function = {"name": "t", "arguments": given}
+            function = {"name": _SHOWN, "arguments": given}
             turn = {"role": "assistant", "content": _MARK, "tool_calls": [{"id": "i", "type": "function", "function": function}]}
             with contextlib.suppress(ValueError):
                 whole = self._render([*self._with_head(head, [start]), turn, *behind], head)
@@ -239,6 +253,22 @@ class TurnRenderer:
             return
         if not whole.endswith(self._after_mark(behind)):
             raise ValueError("it is not append-only: tool results behind a call are written otherwise than behind a turn without one")
+
+    def _check_second_answer(self, head: Head, start: Message, result: Message, plain: Message) -> bool:
+        """Two answers, a tool's result between them: whether each part is as it is rendered when it is new, blanks included.
+
+        Blanks alone (Hermes: a line's end behind a result that is not the last) are no reason to refuse: what is recorded is what was seen.
+        """
+        turn: ChatMessage = {"role": "assistant", "content": _MARK}
+        told, asked = self._chat([result], first=False), self._chat([plain], first=False)
+        first = self._with_head(head, [start])
+        whole = self._render([*first, turn, *told, turn, *asked], head)
+        parts = [self._render(first, head), self._after_mark(told), self._after_mark(asked)]
+        found = [_thoughtless(part) for part in whole.split(_MARK)]
+        wanted = [_thoughtless(part) for part in parts]
+        if ["".join(part.split()) for part in found] != ["".join(part.split()) for part in wanted]:
+            raise ValueError("it is not append-only: a second answer changes what was rendered before")
+        return found == wanted
 
     def _check_probe(self, head: Head, start: Message, follow: list[Message]) -> None:
         turn: ChatMessage = {"role": "assistant", "content": _MARK}

@@ -125,6 +125,14 @@ def test_text_leaves_out_the_token_that_ended_the_turn(renderer: TurnRenderer) -
             ),
             "results behind a call",
         ),
+        (lambda t: t.replace("'\\n<tool_response>\\n' + message.content", "'\\n<tool_response>\\n'"), "leaves out what tools show"),
+        # an answer that is not the last one is followed by another word
+        (
+            lambda t: t.replace(
+                "message.content + '\\n</tool_response>'", "message.content + ('' if loop.last else '.') + '\\n</tool_response>'"
+            ),
+            "a second answer",
+        ),
     ],
 )
 def test_templates_that_are_refused(tmp_path: Path, change: Any, why: str) -> None:
@@ -132,6 +140,17 @@ def test_templates_that_are_refused(tmp_path: Path, change: Any, why: str) -> No
         TurnRenderer(tiny_model(tmp_path, change(CHATML)))
     assert str(tmp_path) in refused.value.what
     assert "append-only" in refused.value.remedy
+
+
+def test_what_is_no_reason_to_refuse_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Blanks that come once an answer follows (as Hermes writes them), and tools that the template does not tell of."""
+    blanks = CHATML.replace("'\\n</tool_response>'", "'\\n</tool_response>' + ('' if loop.last else '\\n')")
+    TurnRenderer(tiny_model(tmp_path / "blanks", blanks))
+    TurnRenderer(tiny_model(tmp_path / "tools", CHATML.replace("{%- for tool in tools -%}", "{%- for tool in [] -%}")))
+    assert [("other blanks" in line, "of its tools" in line) for line in caplog.messages] == [(True, False), (False, True)]
+    caplog.clear()
+    TurnRenderer(tiny_model(tmp_path / "good"))
+    assert caplog.messages == []
 
 
 def test_a_thinking_template_is_accepted_and_opens_the_thought(tmp_path: Path) -> None:
