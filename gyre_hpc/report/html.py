@@ -119,6 +119,8 @@ def _roles(summary: Summary) -> str:
         rows.append(
             (name, [(s.start, s.end, _ROLE_COLOURS.get(s.state, "grey"), f"{s.state}: {s.start:.1f} to {s.end:.1f} s") for s in spans])
         )
+    if summary.standalone:
+        rows.append(svg.pool_row(summary.standalone, summary.seconds))
     picture = svg.gantt(rows, summary.seconds, [(at, f"attempt {i + 1}") for i, at in enumerate(summary.attempts)])
     return svg.legend(list(_ROLE_COLOURS.items())) + picture
 

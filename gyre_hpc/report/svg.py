@@ -51,8 +51,10 @@ def gantt(
     seconds: float,
     marks: Sequence[tuple[float, str]] = (),
     label: str = "seconds since the first start",
+    key: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Rows of (start, end, colour, title) bars over time in seconds (or what `label` says); `marks` are vertical lines with a title."""
+    """Rows of (start, end, colour, title) bars over time in seconds (or what `label` says); `marks` are vertical lines with a title; `key`:
+    (name, colour), for a picture with no legend above it."""
     height = _TOP + 30 * len(rows) + _BOTTOM
     scale = _Scale.of((0.0, max(seconds, 1e-3)), (0.0, 1.0), WIDTH, height)
     parts = []
@@ -71,7 +73,16 @@ def gantt(
                 f"<title>{escape(title)}</title></rect>"
             )
     parts.append(_x_ticks(scale, label))
+    for index, (name, colour) in enumerate(key):
+        x = _LEFT + 92 * index
+        parts.append(f'<rect x="{x}" y="{height - 11}" width="9" height="9" rx="1.5" fill="var(--{colour})"/>')
+        parts.append(f'<text x="{x + 13}" y="{height - 3}" class="label">{escape(name)}</text>')
     return _svg(WIDTH, height, parts, "roles of the cells over time")
+
+
+def pool_row(nodes: int, end: float) -> tuple[str, list[tuple[float, float, str, str]]]:
+    """The row of a Gantt chart for standalone nodes: in rollout all the time, however many executions they have."""
+    return f"pool ×{nodes}", [(0.0, end, "blue", f"{nodes} standalone {'node' if nodes == 1 else 'nodes'}: rollout")]
 
 
 def bars(values: Sequence[tuple[str, float, str]]) -> str:

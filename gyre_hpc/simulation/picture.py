@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gyre_hpc.report.summary import Summary
-from gyre_hpc.report.svg import gantt
+from gyre_hpc.report.svg import gantt, pool_row
 from gyre_hpc.simulation.outcome import Outcome, Span
 
 _COLOURS = {"rollout": "blue", "training": "pink", "transfer": "amber", "down": "muted"}
@@ -39,7 +39,8 @@ def _drawn(spans: Sequence[Span], steps: Sequence[float], seconds: float, standa
         mine = [(s.start / unit, min(s.end, seconds) / unit, s.state) for s in spans if s.cell == cell and s.start < seconds]
         rows.append((f"cell {cell}", [(a, b, _COLOURS[state], f"{state} from {a:.2f} to {b:.2f}") for a, b, state in mine]))
     if standalone:
-        rows.append(("pool", [(0.0, seconds / unit, "blue", f"{standalone} standalone nodes: rollout")]))
+        rows.append(pool_row(standalone, seconds / unit))
     marks = [(at / unit, f"step {number}") for number, at in enumerate(steps, start=1)]
-    svg = gantt(rows, seconds / unit, marks, label=name)
+    shown = {span.state for span in spans} | ({"rollout"} if standalone else set())
+    svg = gantt(rows, seconds / unit, marks, name, [(state, colour) for state, colour in _COLOURS.items() if state in shown])
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{_STYLE}", 1)

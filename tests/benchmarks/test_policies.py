@@ -122,4 +122,4 @@ def test_standalone_nodes_count_as_nodes_and_are_drawn(run: Path, tmp_path: Path
     assert "50%" in render_rows({("A3", 0): found}, {("A3", 0): 0.7}, 0.5)
     draw_pictures({"A3": found}, tmp_path)
     for kind in ("real", "simulated"):
-        assert "1 standalone nodes: rollout" in (tmp_path / f"{kind}-A3.svg").read_text()
+        assert "1 standalone node: rollout" in (tmp_path / f"{kind}-A3.svg").read_text()
