@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import sys
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -18,6 +19,7 @@ import typer
 
 from gyre_hpc import __version__
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError
+from gyre_hpc.simulation.handover import How
 
 if TYPE_CHECKING:
     from gyre_hpc.config import Config
@@ -44,6 +46,13 @@ PreemptOption = Annotated[float, typer.Option(min=0.0, help="Hours after which a
 RestartOption = Annotated[float, typer.Option(min=0.0, help="Minutes from a failure or an allocation's end to the next attempt.")]
 SurviveOption = Annotated[bool, typer.Option("--executions-survive", help="Running executions go on in the next attempt.")]
 CheckpointOption = Annotated[float, typer.Option(min=0.0, help="Seconds of a checkpoint, beside what a run's own took.")]
+EngineMtbfOption = Annotated[float, typer.Option(min=0.0, help="Mean hours between deaths of one node's engine (0: none dies).")]
+EngineStartOption = Annotated[float, typer.Option(min=0.0, help="Minutes until an engine that died is back.")]
+HandoverOption = Annotated[How | None, typer.Option(help="How executions move with their context, for its cost (none: as recorded).")]
+ContextOption = Annotated[float, typer.Option(min=0.0, help="Tokens that an execution holds when it moves.")]
+KvBytesOption = Annotated[float, typer.Option(min=0.0, help="Bytes of KV of one token (nixl).")]
+LinkOption = Annotated[float, typer.Option(min=0.0, help="GB/s that one node sends (nixl).")]
+PrefillOption = Annotated[float, typer.Option(min=0.0, help="Tokens/s that one node computes (recompute).")]
 
 
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -226,14 +235,23 @@ def simulate(
     restart: RestartOption = 10.0,
     executions_survive: SurviveOption = False,
     checkpoint: CheckpointOption = 0.0,
+    engine_mtbf: EngineMtbfOption = 0.0,
+    engine_start: EngineStartOption = 2.0,
+    handover: HandoverOption = None,
+    context_tokens: ContextOption = 0.0,
+    kv_bytes: KvBytesOption = 0.0,
+    link: LinkOption = 0.0,
+    prefill: PrefillOption = 0.0,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate the paper's experiments with the scheduler of this system; reported numbers beside simulated ones."""
+    from gyre_hpc.simulation.handover import hand_over
     from gyre_hpc.simulation.main import run_study
     from gyre_hpc.simulation.trouble import trouble
 
-    expected = trouble(node_mtbf, preempt_every, restart, executions_survive, checkpoint)
-    found, text = run_study(study, seeds, picture, _progress, expected)
+    kv = hand_over(handover, context_tokens, kv_bytes, link, prefill)
+    expected = trouble(node_mtbf, preempt_every, restart, executions_survive, checkpoint, engine_mtbf, engine_start, kv)
+    found, text = run_study(study, seeds, picture, _Progress(), expected)
     if as_json:
         _print_json(found)
     else:
@@ -259,17 +277,26 @@ def plan(
     restart: RestartOption = 10.0,
     executions_survive: SurviveOption = False,
     checkpoint: CheckpointOption = 0.0,
+    engine_mtbf: EngineMtbfOption = 0.0,
+    engine_start: EngineStartOption = 2.0,
+    handover: HandoverOption = None,
+    context_tokens: ContextOption = 0.0,
+    kv_bytes: KvBytesOption = 0.0,
+    link: LinkOption = 0.0,
+    prefill: PrefillOption = 0.0,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Gantt chart of the best one, as SVG.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search for the cells, mode, mu, phi and standalone pool that suit a workload; in the simulator, nothing is run."""
     from gyre_hpc.simulation.facts import Given
+    from gyre_hpc.simulation.handover import hand_over
     from gyre_hpc.simulation.main import run_plan
     from gyre_hpc.simulation.trouble import trouble
 
     given = Given(groups_per_step, group_size, steps, slots_per_node, train_node_hours, smallest_cell, beta, group_spread)
-    expected = trouble(node_mtbf, preempt_every, restart, executions_survive, checkpoint)
-    found, text = run_plan(path, given, nodes, staleness, seeds, picture, _progress, expected)
+    kv = hand_over(handover, context_tokens, kv_bytes, link, prefill)
+    expected = trouble(node_mtbf, preempt_every, restart, executions_survive, checkpoint, engine_mtbf, engine_start, kv)
+    found, text = run_plan(path, given, nodes, staleness, seeds, picture, _Progress(), expected)
     if as_json:
         _print_json(found)
     else:
@@ -465,10 +492,17 @@ def _choice(kinds: type[Kind], option: str, value: str) -> Kind:
         raise ConfigError(f"{option} {value}", f"one of {', '.join(kinds)}") from None
 
 
-def _progress(line: str) -> None:
-    """What a long computation is at: for a person at a terminal only."""
-    if sys.stderr.isatty():
-        print(f"... {line}", file=sys.stderr, flush=True)
+class _Progress:
+    """What a long computation is at: each line for a person at a terminal, for anybody else one in ten seconds."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if sys.stderr.isatty() or now - self._told >= 10:
+            print(f"... {line}", file=sys.stderr, flush=True)
+            self._told = now
 
 
 def _print_json(value: Any) -> None:

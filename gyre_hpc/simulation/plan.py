@@ -80,7 +80,8 @@ def _troubled(best: Tried, facts: Facts) -> dict[str, Any] | None:
         return None
     calm = best.candidate.scenario(replace(facts, expected=NO_TROUBLE), facts.steps)
     seconds = fmean(simulate(calm, seed).seconds for seed in range(len(best.outcomes)))
-    return {"what": facts.expected.words(), "faults": round(best.mean("faults"), 2), "seconds_without": round(seconds, 1)}
+    kinds = {name: round(best.mean(name), 2) for name in ("faults", "deaths", "moved", "moved_bytes", "moved_seconds")}
+    return {"what": facts.expected.words(), **kinds, "seconds_without": round(seconds, 1)}
 
 
 def best_candidate(found: dict[str, Any]) -> Candidate:
@@ -113,7 +114,7 @@ def render(found: dict[str, Any]) -> str:
     ]
     if found["trouble"]:
         t = found["trouble"]
-        out.append(f"  made for: {t['what']}: {t['faults']:.1f} faults; without them {_time(t['seconds_without'])}")
+        out.append(f"  made for: {t['what']}: {_happened(t)}; without {_time(t['seconds_without'])}")
     if found["runner_up"]:
         other = found["runner_up"]
         out.append(f"runner-up: {_named(other)}: {_time(other['seconds'])}, {other['seconds'] / best['seconds'] - 1:+.1%}")
@@ -129,6 +130,17 @@ def render(found: dict[str, Any]) -> str:
         out.append(f"  {_time(mode['seconds']):>9}  {mode['seconds'] / best['seconds']:5.2f}x  idle {mode['idle']:4.0%}  {_named(mode)}")
     out += ["", "taken from the file or the options:", f"  {', '.join(f'{k} {v:g}' for k, v in facts.items())}"]
     return "\n".join(out)
+
+
+def _happened(trouble: dict[str, Any]) -> str:
+    """What of it the best one had."""
+    found = [f"{trouble['faults']:.1f} faults"] if trouble["faults"] or not (trouble["deaths"] or trouble["moved_seconds"]) else []
+    if trouble["deaths"]:
+        found.append(f"{trouble['deaths']:.1f} engines died")
+    if trouble["moved_seconds"]:
+        moved = f"{trouble['moved']:.0f} executions moved with {trouble['moved_bytes'] / 1e9:.3g} GB of KV"
+        found.append(f"{moved}, {trouble['moved_seconds'] / max(1.0, trouble['moved']):.3g} s each")
+    return ", ".join(found)
 
 
 def _named(one: dict[str, Any]) -> str:

@@ -107,7 +107,10 @@ class Tried:
             "bound_seconds": round(self.mean("bound"), 1),
             "over_bound": round(self.seconds / self.mean("bound") - 1, 4),
             "moved": round(self.mean("moved"), 1),
+            "moved_bytes": round(self.mean("moved_bytes")),
+            "moved_seconds": round(self.mean("moved_seconds"), 1),
             "faults": round(self.mean("faults"), 2),
+            "deaths": round(self.mean("deaths"), 2),
         }
 
 

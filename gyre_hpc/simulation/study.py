@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cells.events import Mode, Schedule
+from gyre_hpc.simulation.handover import GIGA, HandOver, How
 from gyre_hpc.simulation.scenario import HOUR, Scenario, beyond, cut
 from gyre_hpc.simulation.trouble import Trouble
 from gyre_hpc.simulation.workload import Limits, LogNormal
@@ -97,6 +98,20 @@ class Maker:
         return replace(made, costs=costs, window=window)
 
 
+def _given(kv: HandOver) -> tuple[Parameter, ...]:
+    """A hand-over's numbers, which nobody has reported."""
+    if not kv.any:
+        return ()
+    context = Parameter("context_tokens", kv.context, "tokens", "given: what an execution holds when it moves")
+    if kv.how is How.RECOMPUTE:
+        return context, Parameter("prefill", kv.prefill, "tokens/s", "given: that one node computes")
+    return (
+        context,
+        Parameter("kv_bytes", kv.kv_bytes, "B/token", "given: KV of one token"),
+        Parameter("link", kv.link / GIGA, "GB/s", "given: that one node sends"),
+    )
+
+
 def under(study: Study, expected: Trouble) -> Study:
     """The study with the trouble that every one of its runs is in for."""
     if not expected.any:
@@ -108,6 +123,7 @@ def under(study: Study, expected: Trouble) -> Study:
     return replace(
         study,
         title=f"{study.title}; {expected.words()}",
+        parameters=study.parameters + _given(expected.kv),
         rows=tuple(row(r) for r in study.rows),
         ratios=tuple(replace(r, over=row(r.over), under=row(r.under)) for r in study.ratios),
         tuned=tuple(row(r) for r in study.tuned),

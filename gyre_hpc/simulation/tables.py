@@ -69,6 +69,10 @@ class Measured:
             "execution_hours": round(self.share("execution_mean") / HOUR, 3),
             "query_hours": round(self.share("query_mean") / HOUR, 3),
             "faults": round(self.share("faults"), 2),
+            "deaths": round(self.share("deaths"), 2),
+            "moved": round(self.share("moved"), 1),
+            "moved_bytes": round(self.share("moved_bytes")),
+            "moved_hours": round(self.share("moved_seconds") / HOUR, 3),
             "calm_hours": round(fmean(outcome.seconds for outcome in self.calm) / HOUR, 3) if self.calm else None,
         }
 
@@ -171,11 +175,13 @@ def render(found: dict[str, Any]) -> str:
         how = "fitted" if row["fitted"] else "predicted"
         out.append(_line(row, how))
     out.append(_line(found["tuned"], "best found"))
+    if any(row["moved_bytes"] or row["moved_hours"] or row["deaths"] for row in found["rows"]):
+        out += ["", "id    moved  TB of KV  execution hours waited  engines died", *map(_moved_line, found["rows"])]
     if found["rms"] is not None:
         predicted = f"; of the predicted rows {found['rms_predicted']:.2%}" if found["rms_predicted"] is not None else ""
         out += ["", f"rms error {found['rms']:.2%}{predicted}"]
     elif troubled:
-        out += ["", "without: hours without any fault"]
+        out += ["", "without: hours without any of this"]
     else:
         out.append("")
     out += [_ratio_line(ratio) for ratio in found["ratios"]]
@@ -204,6 +210,11 @@ def _line(row: dict[str, Any], how: str) -> str:
     name = row["id"] if len(row["id"]) <= 4 else "A3*"
     burst = "" if "phi" in row["what"] else f", phi {row['phi']:g}, mu {row['mu']}"
     return f"{name:<4} {numbers}  {how:<10} {row['what']}{burst}"
+
+
+def _moved_line(row: dict[str, Any]) -> str:
+    """Executions that changed their engine, the KV that went with them, and what they waited for that, all together."""
+    return f"{row['id']:<4} {row['moved']:6.0f}  {row['moved_bytes'] / 1e12:8.2f}  {row['moved_hours']:22.1f}  {row['deaths']:12.1f}"
 
 
 def _ratio_line(ratio: dict[str, Any]) -> str:

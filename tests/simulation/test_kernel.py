@@ -116,7 +116,15 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         LogNormal(100.0, 0.3, 0.4, limits), standalone, draw(st.sampled_from([0.0, 0.3])), replace(COSTS, hand_over=3.0),
     )  # fmt: skip
     faults = draw(
-        st.sampled_from([Faults(), Faults(node_mtbf=40_000.0, restart=60.0), Faults(node_mtbf=40_000.0, executions_survive=True)])
+        st.sampled_from(
+            [
+                Faults(),
+                Faults(node_mtbf=40_000.0, restart=60.0),
+                Faults(node_mtbf=40_000.0, executions_survive=True),
+                Faults(engine_mtbf=900.0, engine_start=40.0),
+                Faults(node_mtbf=40_000.0, engine_mtbf=2000.0, engine_start=500.0),
+            ]
+        )
     )
     if draw(st.booleans()):
         longer, window = beyond(made.schedule, schedule.steps)

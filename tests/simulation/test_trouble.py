@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from cells.events import CapacityChanged, Event, Mode, Role, Transfer
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.simulation.kernel import simulate
+from gyre_hpc.simulation.handover import HandOver, How
+from gyre_hpc.simulation.kernel import Simulation, simulate
 from gyre_hpc.simulation.paper import paper_122b
 from gyre_hpc.simulation.plan import plan, render
-from gyre_hpc.simulation.scenario import HOUR, Faults
+from gyre_hpc.simulation.scenario import HOUR, Faults, Scenario
 from gyre_hpc.simulation.study import Study, under
 from gyre_hpc.simulation.tables import measure, study
 from gyre_hpc.simulation.tables import render as table
@@ -44,6 +46,54 @@ def test_failures_come_as_often_as_nodes_and_time_say() -> None:
     assert sum(outcome.faults for outcome in outcomes) == pytest.approx(expected, rel=0.3)
 
 
+def paper(row: str) -> Scenario:
+    return next(r.scenario for r in paper_122b().rows if r.id == row)
+
+
+def test_engines_die_as_often_as_the_nodes_that_serve_say_and_end_nothing() -> None:
+    a0 = paper("A0")
+    outcomes = [simulate(trouble(0.0, 0.0, 10.0, False, 0.0, 20.0).put(a0), seed) for seed in range(4)]
+    expected = sum(outcome.seconds / HOUR for outcome in outcomes) * a0.standalone_nodes / 20.0
+    assert sum(outcome.deaths for outcome in outcomes) == pytest.approx(expected, rel=0.3)
+    assert all(outcome.faults == 0 and len(outcome.steps) == 12 for outcome in outcomes)
+    assert simulate(trouble(0.0, 0.0, 10.0, False, 0.0, 20.0, 60.0).put(a0)).seconds > simulate(a0).seconds
+
+
+class Watched(Simulation):
+    """Looks at what the policy is told of capacities, and at the slots behind every transfer to training."""
+
+    told: list[CapacityChanged]
+    left = 0
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, CapacityChanged):
+            self.told.append(event)
+        super()._tell(event)
+
+    def _transfer(self, decision: Transfer) -> None:
+        if decision.to is Role.TRAINING and self.scenario.schedule.mode is not Mode.ASYNC:
+            stays = sum(e.room for e in self.fleet.engines if e.open and e.index != decision.cell)
+            assert self.policy.waterlevel <= stays, "more executions than slots remain"
+            self.left += 1
+        super()._transfer(decision)
+
+
+@pytest.mark.parametrize("row", ["E0", "C2"])
+def test_no_cell_leaves_on_the_strength_of_an_engine_that_is_dead(row: str) -> None:
+    run = Watched(trouble(0.0, 0.0, 10.0, False, 0.0, 30.0, 30.0).put(paper(row)), 1, False)
+    run.told = []
+    outcome = run.run()
+    assert outcome.deaths >= 5
+    assert len(run.told) > outcome.deaths
+    assert run.left > 12 / 4
+    assert run.policy.schedule.capacity_from[0] <= run.scenario.schedule.capacity_from[0]
+
+
+def test_a_hand_over_under_deaths_computes_again() -> None:
+    assert HandOver(How.NIXL, 100.0, 10.0, 50.0, 25.0).again(4, 2) == 4 * 100 / (2 * 25)
+    assert HandOver(How.NIXL, 100.0, 10.0, 50.0).again(4, 2) == 0.0
+
+
 def test_a_table_under_faults_has_the_hours_without_them_and_no_reported_ones() -> None:
     whole = paper_122b()
     small = under(Study(whole.name, whole.title, (), whole.rows[5:6], (), whole.tuned[:1], (), ()), trouble(0.0, 8.0, 10.0, False, 0.0))
@@ -53,7 +103,7 @@ def test_a_table_under_faults_has_the_hours_without_them_and_no_reported_ones() 
     assert row["simulated_hours"] > row["calm_hours"] == measure(whole.rows[5], 2).as_dict()["simulated_hours"]
     text = table(study(small, 1))
     assert "allocations end after 8 h" in text.splitlines()[0]
-    assert "without: hours without any fault" in text
+    assert "without: hours without any of this" in text
 
 
 def test_a_plan_for_faults_says_what_they_cost_and_leaves_out_what_never_ends() -> None:
