@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -391,6 +392,9 @@ def _laid_over(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def check(tree: Mapping[str, Any], origin: str) -> Config:
     """Validate a plain tree of values. Raises ConfigError with one line for the first mistake and the number of others."""
+    glued = next(_glued(tree), None)
+    if glued is not None:
+        raise ConfigError(f"{origin}: {glued} is one key without a value", f"write a blank after the colon: {glued.replace(':', ': ', 1)}")
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -399,6 +403,18 @@ def check(tree: Mapping[str, Any], origin: str) -> Config:
         raise ConfigError(*_explain(mistakes[0], origin, more)) from None
     _cross_check(config, origin)
     return config
+
+
+def _glued(tree: Any) -> Iterator[str]:
+    """Keys such as `A:1` of `{A:1}`: YAML wants a blank behind the colon there, and says nothing."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if value is None and isinstance(key, str) and re.fullmatch(r"[^\s:]+:\S+", key):
+                yield key
+            yield from _glued(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _glued(value)
 
 
 def dump(config: Config, path: Path) -> None:

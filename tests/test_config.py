@@ -109,6 +109,19 @@ def test_true_is_no_number(tmp_path: Path, override: str) -> None:
         load(write(tmp_path, ""), [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "glued"), [("harness.env={A:1}", "A:1"), ("run={steps:3}", "steps:3"), ("slurm.additional={a: 1, b:2}", "b:2")]
+)
+def test_a_colon_without_a_blank_is_told(tmp_path: Path, override: str, glued: str) -> None:
+    key, value = glued.split(":")
+    with pytest.raises(ConfigError, match=f"{glued} is one key without a value; write a blank after the colon: {key}: {value}$"):
+        load(write(tmp_path, ""), [override])
+
+
+def test_a_colon_in_a_key_that_has_a_value_is_nobodys_business(tmp_path: Path) -> None:
+    assert load(write(tmp_path, "slurm: {additional: {'a:b': 1, c: null}}")).slurm.additional == {"a:b": 1, "c": None}
+
+
 @pytest.mark.parametrize("override", ["schedule.mu=2", "schedule.streaming=true"])
 def test_a_step_whose_groups_are_not_all_known_is_not_shuffled(tmp_path: Path, override: str) -> None:
     config = write(tmp_path, "schedule:\n  shuffle: true\n  streaming: false\n")

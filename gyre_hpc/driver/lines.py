@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-QUIET = frozenset({"execution.end", "run.end"})
+QUIET = frozenset({"execution.end", "run.end", "failure"})
+"""Not told as events: too many, or said by whoever ends the command (a failure is its last line, on standard error)."""
 LOST = "execution.lost"
 
 

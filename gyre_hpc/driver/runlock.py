@@ -120,8 +120,9 @@ class RunLock:
         aside.unlink()
 
 
-def refusal(path: Path, holder: Holder) -> GyreError:
-    return GyreError(f"{path.parent} is being run by {holder.describe()}", "wait for it or stop it; `gyre status` shows how far it is")
+def refusal(path: Path, holder: Holder) -> Resumable:
+    """Nothing is wrong, and the same command goes on later: exit 75."""
+    return Resumable(f"{path.parent} is being run by {holder.describe()}", "wait for it or stop it; `gyre status` shows how far it is")
 
 
 def read_holder(path: Path) -> Holder | None:

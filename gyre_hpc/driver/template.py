@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -31,15 +33,22 @@ def render(name: str) -> str:
 
 
 def write_template(name: str, folder: Path, force: bool) -> Path:
-    """Write `NAME.yaml`; `name` may have that ending. Raises ConfigError for a bad name or an existing file."""
+    """Write `NAME.yaml`; `name` may have that ending. Raises ConfigError for a bad name or an existing file.
+
+    The file is there whole or not at all: a disk that is full leaves nothing, and an older file as it was.
+    """
     name = name.removesuffix(".yaml")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"{name!r} is no name for a run", "use letters, digits, dot, dash and underscore")
     path = folder / f"{name}.yaml"
     if path.exists() and not force:
         raise ConfigError(f"{path} exists", "choose another name, or --force")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.write_text(render(name))
+        temporary.write_text(render(name))
+        os.replace(temporary, path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "go to a folder that you may write") from None
+        temporary.unlink(missing_ok=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise ConfigError(f"{path}: {error.strerror}", "free some space" if full else "go to a folder that you may write") from None
     return path

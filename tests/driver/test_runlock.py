@@ -118,7 +118,7 @@ def test_of_two_that_take_over_at_once_the_later_is_refused(path: Path) -> None:
     stale = elsewhere()
     second = RunLock(path)
     write(path, replace(RunLock(path).me, token="first"))  # the first has taken over since `second` judged `stale`
-    with pytest.raises(GyreError, match="is being run by"):
+    with pytest.raises(Resumable, match="is being run by"):
         second._move_aside(stale)
     holder = read_holder(path)
     assert holder is not None

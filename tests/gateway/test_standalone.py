@@ -241,7 +241,7 @@ async def test_a_trainer_pauses_for_new_weights_and_calls_go_on_with_their_token
         server.version = "default"
         await asyncio.sleep(0.2)
         assert await refused(config) == (
-            1,
+            75,
             f"gyre: {running.paths.root} is being run by {who(running)}; wait for it or stop it; `gyre status` shows how far it is",
         )
         (item,) = (await running.api("/api/groups", {"task": "t"}))["executions"]
