@@ -25,21 +25,20 @@ from cells.claims import Claims
 from cells.communicators import Communicators
 from cells.epochs import Channel, DeadlineExceeded
 from cells.lines import Lines
-from cells.reduce import start_broadcast, start_sum
+from cells.reduce import start_broadcast
 from cells.waiting import wait
 from gyre_hpc import canary
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_core
 from gyre_hpc.config import Config
 from gyre_hpc.controller.keeper import Keeper
 from gyre_hpc.controller.messages import Close, Command, Export, Message, Prefix, RowRef, Share, Start, Stop, Update, Work, decode, encode
+from gyre_hpc.controller.rows import Rows
 from gyre_hpc.controller.saving import save
 from gyre_hpc.controller.snapshots import Snapshots
+from gyre_hpc.controller.sums import into_core
 from gyre_hpc.layout import training_cells
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.loss import Sums
-from gyre_hpc.training.rows import TrainRow
-from trees.selection import Path as Selected
-from trees.selection import select_paths
 from trees.store import StoreReader
 
 if TYPE_CHECKING:
@@ -99,11 +98,10 @@ class CellRank:
         """To the controller; of a cell's other ranks to their leader."""
         self._starting = engines
         self._engines: Keeper | None = None
-        self._reader = StoreReader(paths.trees)
+        self._rows = Rows(StoreReader(paths.trees), config.training.jmax, config.run.seed, self._wait)
         self._actor: Core | Satellite | None = None
         self._training = False
         self._items: list[tuple[RowRef, ...]] = []
-        self._selected: dict[int, list[Selected]] = {}
         self._sums: Sums | None = None
         self._lent: Snapshots | None = None
         self._nap = _SHORTEST_NAP
@@ -340,29 +338,11 @@ class CellRank:
     def _do(self, item: int) -> None:
         assert self._actor is not None
         began = time.monotonic()
-        rows = [self._row(ref) for ref in self._items[item][self.place.slot :: self.place.ranks]]
+        rows = [self._rows.of(ref) for ref in self._items[item][self.place.slot :: self.place.ranks]]
         if rows:
             sums = replace(self._actor.accumulate(rows), seconds=time.monotonic() - began)
             self._sums = sums if self._sums is None else self._sums + sums
         self._poll_sends()
-
-    def _row(self, ref: RowRef) -> TrainRow:
-        if ref.execution not in self._selected:
-            # it was whole on the disk before the controller named it, but another node's file system may show that later
-            self._wait(lambda: self._is_whole(ref.execution), f"the record of execution {ref.execution}")
-            tree = self._reader.tree(ref.execution)
-            self._selected[ref.execution] = select_paths(tree, self.config.training.jmax, self.config.run.seed)
-        return TrainRow.of(self._selected[ref.execution][ref.path], ref.advantage, ref.branch)
-
-    def _is_whole(self, execution: int) -> bool:
-        """Its end and those of all its calls are in view; looks again only if they are not."""
-
-        def seen() -> bool:
-            return execution in self._reader.ends() and not self._reader.incomplete(execution)
-
-        if not seen():
-            self._reader.refresh()
-        return seen()
 
     def _poll_sends(self) -> bool:
         """Whether no weights are on their way to or from other cells."""
@@ -376,14 +356,14 @@ class CellRank:
     def _close(self, message: Close) -> dict[str, Any]:
         self._claims.next_step(message.items)
         self._items = []
-        self._selected = {}
+        self._rows.forget()
         if self.place.cell >= message.prefix:
             return {}
         assert self._actor is not None
         began = time.monotonic()
         gradient = self._actor.gradient()
         sums = self._sums.array() if self._sums is not None else np.zeros(Sums.size(), np.float64)
-        self._reduce(gradient, sums, message.prefix)
+        into_core(self.ranks, gradient, sums, message.prefix, self.config.deadlines.step)
         reduced = time.monotonic()
         report = self._step(message, gradient, Sums.of(sums)) if self.place.is_core else {}
         if message.refresh and message.prefix > 1:
@@ -393,21 +373,6 @@ class CellRank:
         report["reduce_seconds"] = round(reduced - began, 4)
         report["close_seconds"] = round(time.monotonic() - began, 4)
         return report
-
-    def _reduce(self, gradient: NDArray[np.float32], sums: NDArray[np.float64], prefix: int) -> None:
-        """Sums over the prefix into the core, in place; inside the core cell every rank ends with the sum over all slots."""
-        from mpi4py import MPI
-
-        comm, deadline = self.ranks.prefix(prefix), self.config.deadlines.step
-        start_sum(comm, gradient).wait(f"the sum of gradients over {prefix} cells", deadline, logger.warning)
-        root = self.place.is_core
-        request = comm.Ireduce(MPI.IN_PLACE if root else sums, sums if root else None, MPI.SUM, 0)
-        self._wait(request.Test, f"the sum of metrics over {prefix} cells")
-        if root and self.place.ranks > 1:
-            assert self.ranks.cell is not None
-            for buffer in (gradient, sums):
-                request = self.ranks.cell.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM)
-                self._wait(request.Test, "the sum over the core cell")
 
     def _step(self, message: Close, gradient: NDArray[np.float32], sums: Sums) -> dict[str, Any]:
         from gyre_hpc.training.actor import Core
