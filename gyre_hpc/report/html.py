@@ -11,6 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths, naming
 from gyre_hpc.report import svg
@@ -18,12 +20,11 @@ from gyre_hpc.report.summary import Summary, summarise
 from gyre_hpc.report.trees import Drawing, draw_most_branched, statistics
 from gyre_hpc.viewing import see
 
-_ROLE_COLOURS = {"rollout": "blue", "training": "pink", "transfer": "amber"}
+_ROLE_COLOURS = {"starting": "grey", "rollout": "blue", "training": "pink", "transfer": "amber"}
 
+MARKED = 60
+"""Steps whose ends are drawn among the cells' roles."""
 _STYLE = Path(__file__).with_name("style.css")
-
-
-BARS = "Dashed lines: starts of attempts. Hold the pointer over a bar for its numbers."
 
 
 def write(paths: RunPaths) -> None:
@@ -38,19 +39,20 @@ def write(paths: RunPaths) -> None:
 
 def render(paths: RunPaths, summary: Summary) -> str:
     """The page."""
-    name = see(paths.config).config.run.name or paths.root.name
+    run = see(paths.config).config.run
+    name = run.name or paths.root.name
     state = summary.ended or "running, or stopped without a word"
     attempts = "attempt" if len(summary.attempts) == 1 else "attempts"
     trees = statistics(paths.trees) if paths.trees.is_dir() else {}
     sections = [
-        _tiles(summary, trees),
+        _tiles(summary, run.steps, trees),
         *[_failure(event) for event in summary.failures[-1:] if summary.ended != "done"],
         _section(
             "Score per step",
             _scores(summary),
-            "Mean score of the executions that each step trained on; dots are single executions as they ended.",
+            "Line: mean score of the executions that each step trained on. Dots: single executions, between the steps where they ended.",
         ),
-        _section("What every cell did", _roles(summary), f"{BARS} {'. '.join(summary.placement)}"),
+        _section("What every cell did", _roles(summary), *summary.placement),
         _section(
             "Role transfers",
             _transfers(summary),
@@ -62,7 +64,11 @@ def render(paths: RunPaths, summary: Summary) -> str:
             _steps(summary, ("staleness_mean", "amber"), ("token_staleness", "blue")),
             "Optimizer updates between dispatch (or sampling) and training, mean.",
         ),
-        _section("Tokens per step", _steps(summary, ("target_tokens", "green"), ("trained_tokens", "blue"))),
+        _section(
+            "Tokens per step",
+            _steps(summary, ("target_tokens", "green"), ("trained_tokens", "blue")),
+            "Target: sampled tokens of the selected paths. Trained: all that was computed for those with a gradient, context included.",
+        ),
         _section("How executions ended", _endings(summary)),
         _section("One trajectory tree", _tree(draw_most_branched(paths.trees) if trees else None)),
         _section("Steps", _table(summary)),
@@ -75,8 +81,8 @@ def render(paths: RunPaths, summary: Summary) -> str:
     )
 
 
-def _section(title: str, body: str, note: str = "") -> str:
-    tail = f'<p class="note">{escape(note)}</p>' if note else ""
+def _section(title: str, body: str, *notes: str) -> str:
+    tail = "".join(f'<p class="note">{escape(note[:1].upper() + note[1:])}</p>' for note in notes)
     return f"<section><h2>{escape(title)}</h2>{body}{tail}</section>"
 
 
@@ -84,12 +90,13 @@ def _failure(event: Mapping[str, Any]) -> str:
     return f'<section class="bad"><h2>Stopped</h2>{escape(event["what"])}<p class="note">{escape(event.get("remedy", ""))}</p></section>'
 
 
-def _tiles(summary: Summary, trees: Mapping[str, Any]) -> str:
+def _tiles(summary: Summary, steps: int, trees: Mapping[str, Any]) -> str:
     scores = [float(step["score_mean"]) for step in summary.steps]
-    first, last = scores[:3], scores[-5:]
-    tiles = [("optimizer steps", f"{summary.step}"), ("executions ended", f"{sum(summary.endings.values())}")]
+    tiles = [("optimizer steps", f"{summary.step} of {steps}"), ("executions ended", f"{sum(summary.endings.values())}")]
     if scores:
-        tiles.append(("score, first 3 → last 5 steps", f"{sum(first) / len(first):.2f} → {sum(last) / len(last):.2f}"))
+        few = min(5, -(-len(scores) // 2))  # the two never overlap
+        first, last = scores[:few], scores[-few:]
+        tiles.append((f"mean score, first {few} → last {few} steps", f"{sum(first) / few:.2f} → {sum(last) / few:.2f}"))
     tiles.append(("transfers while executions were live", f"{summary.live_transfers} of {len(summary.transfers)}"))
     tiles.append(("tokens sampled", f"{summary.tokens:,}"))
     if trees:
@@ -99,16 +106,21 @@ def _tiles(summary: Summary, trees: Mapping[str, Any]) -> str:
     )
 
 
-def _step_times(summary: Summary) -> list[tuple[float, float]]:
-    return [(float(step["step"]), float(step["score_mean"])) for step in summary.steps]
-
-
 def _scores(summary: Summary) -> str:
-    line = svg.Line("mean score of the step", "blue", _step_times(summary))
-    steps = max((x for x, _ in line.points), default=0.0)
-    dots = [(at / summary.seconds * steps, score) for at, score in summary.scores] if summary.seconds and steps else []
-    sample = dots[:: max(1, len(dots) // 600)]
-    return svg.line_chart([svg.Line("single executions (time scaled to steps)", "grey", sample, dots=True), line], "step", (0.0, 1.0))
+    line = svg.Line("mean score of the step", "blue", [(float(step["step"]), float(step["score_mean"])) for step in summary.steps])
+    sample = summary.scores[:: max(1, len(summary.scores) // 600)] if summary.steps else ()
+    places = [float(x) for x in np.interp([at for at, _ in sample], *_clock(summary))]
+    dots = [(x, score) for x, (_, score) in zip(places, sample, strict=True)]
+    low, high = min((score for _, score in sample), default=0.0), max((score for _, score in sample), default=1.0)
+    return svg.line_chart([svg.Line("single executions", "grey", dots, dots=True), line], "step", (min(0.0, low), max(1.0, high)))
+
+
+def _clock(summary: Summary) -> tuple[list[float], list[float]]:
+    """(seconds since the first event, step number) of the steps' ends, ascending; step 0 is the first execution's end."""
+    ends = [(summary.scores[0][0] if summary.scores else 0.0, 0.0)]
+    for step in summary.steps:
+        ends.append((max(ends[-1][0], float(step["t"]) - summary.zero), float(step["step"])))
+    return [at for at, _ in ends], [number for _, number in ends]
 
 
 def _roles(summary: Summary) -> str:
@@ -120,9 +132,14 @@ def _roles(summary: Summary) -> str:
             (name, [(s.start, s.end, _ROLE_COLOURS.get(s.state, "grey"), f"{s.state}: {s.start:.1f} to {s.end:.1f} s") for s in spans])
         )
     if summary.standalone:
-        rows.append(svg.pool_row(summary.standalone, summary.seconds))
-    picture = svg.gantt(rows, summary.seconds, [(at, f"attempt {i + 1}") for i, at in enumerate(summary.attempts)])
-    return svg.legend(list(_ROLE_COLOURS.items())) + picture
+        name, bars = svg.pool_row(summary.standalone, summary.seconds)
+        rows.append((name, [*bars, *(bar for bar in rows[0][1] if bar[2] == _ROLE_COLOURS["starting"])]))
+    marks = [(at, f"attempt {i + 1}") for i, at in enumerate(summary.attempts)]
+    marks += [(float(step["t"]) - summary.zero, f"step {step['step']}") for step in summary.steps] if len(summary.steps) <= MARKED else []
+    shares = ", ".join(f"{state} {summary.share(state):.0%}" for state in _ROLE_COLOURS)
+    told = f"Share of the cells' time: {shares}. Dashed lines: starts of attempts, and ends of steps if they are few. "
+    note = f'<p class="note">{told}Hold the pointer over a bar or a line for its numbers.</p>'
+    return svg.legend(list(_ROLE_COLOURS.items())) + svg.gantt(rows, summary.seconds, marks) + note
 
 
 def _transfers(summary: Summary) -> str:

@@ -1,8 +1,8 @@
 """What the event log says about a run, as plain frozen data; pure, fed with events in `seq` order.
 
-Invariants: a step counts once (after a crash a step may be logged by the next attempt; the last word stands); roles begin as rollout in
-every attempt; a role that an attempt did not end is cut at that attempt's last event. Times are seconds since the run's first event
-and decoration: the order is that of `seq`.
+Invariants: a step counts once (after a crash a step may be logged by the next attempt; the last word stands); in every attempt a cell is
+"starting" until the engines are up, then in rollout; a role that an attempt did not end is cut at that attempt's last event. Times are
+seconds since the run's first event and decoration: the order is that of `seq`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 from gyre_hpc.report.placement import describe
 
 Event = Mapping[str, Any]
+_STARTING = "starting"
 
 
 @dataclass(frozen=True)
 class Span:
-    """One cell in one state ("rollout", "training" or "transfer") from `start` to `end`, seconds."""
+    """One cell in one state ("starting", "rollout", "training" or "transfer") from `start` to `end`, seconds."""
 
     cell: int
     state: str
@@ -57,6 +58,8 @@ class Summary:
     cells: int = 0
     standalone: int = 0
     """Nodes of the last attempt that only roll out."""
+    zero: float = 0.0
+    """Clock of the first event."""
     seconds: float = 0.0
     tokens: int = 0
     calls: int = 0
@@ -75,6 +78,11 @@ class Summary:
     def live_transfers(self) -> int:
         """Transfers that happened while executions were live."""
         return sum(1 for transfer in self.transfers if transfer.live > 0)
+
+    def share(self, state: str) -> float:
+        """Of the cells' time, how much was spent in this state; 0 with no time at all."""
+        total = sum(span.end - span.start for span in self.spans)
+        return sum(span.end - span.start for span in self.spans if span.state == state) / total if total else 0.0
 
 
 def summarise(events: Iterable[Event]) -> Summary:
@@ -116,14 +124,17 @@ class _Reading:
                 self.attempts.append(at)
                 cells = event.get("cells", 0)
                 self.cells = max(self.cells, len(cells) if isinstance(cells, list) else int(cells or 0))
-                self.open = dict.fromkeys(range(self.cells), ("rollout", at))
+                self.open = dict.fromkeys(range(self.cells), (_STARTING, at))
             case "engines":
                 self.engines = event
+                self._started(at)
             case "transfer":
+                self._started(None)
                 self._transfer(event, at)
             case "step.end":
                 self.steps[int(event["step"])] = event
             case "execution.end":
+                self._started(None)
                 self.endings[str(event["reason"])] += 1
                 self.tokens += int(event.get("tokens", 0))
                 self.calls += int(event.get("calls", 0))
@@ -140,6 +151,14 @@ class _Reading:
             case "run.end":
                 self.ended = str(event.get("status", "ended"))
         self.now = at
+
+    def _started(self, at: float | None) -> None:
+        """Cells that were starting are in rollout, from `at` on; None: a log that does not tell has them there from the first."""
+        for cell, (state, since) in self.open.items():
+            if state == _STARTING:
+                self.open[cell] = ("rollout", since if at is None else at)
+                if at is not None and at > since:
+                    self.spans.append(Span(cell, state, since, at))
 
     def _transfer(self, event: Event, at: float) -> None:
         cell, seconds = int(event["cell"]), float(event["seconds"])
@@ -174,6 +193,7 @@ class _Reading:
             attempts=tuple(self.attempts),
             cells=self.cells,
             standalone=len(self.start.get("standalone") or ()),
+            zero=self.zero or 0.0,
             seconds=self.now,
             tokens=self.tokens,
             calls=self.calls,

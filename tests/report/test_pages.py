@@ -85,6 +85,26 @@ def test_the_report_escapes_names_and_holds_every_section(run: RunPaths) -> None
     assert len(re.findall(r"<section", page)) == 9
 
 
+def test_the_report_tells_starts_from_rollout_and_shows_standalone_nodes(run: RunPaths) -> None:
+    events = [
+        {"t": 50.0, "kind": "run.start", "cells": [["a"], ["b"]], "standalone": ["c", "d"]},
+        {"t": 60.0, "kind": "engines", "capacity": [1, 1], "standalone": [1, 1]},
+        {"t": 65.0, "kind": "execution.end", "reason": "finished", "score": 1.5},
+        {"t": 75.0, "kind": "execution.end", "reason": "finished", "score": 0.5},
+        {"t": 85.0, "kind": "step.end", "step": 1, "score_mean": 1.0, **STEP},
+        {"t": 90.0, "kind": "run.end", "status": "done"},
+    ]
+    page = html.render(run, html.summarise(events))
+    assert page.count("starting: 0.0 to 10.0 s") == 3  # two cells and the pool
+    assert page.count("rollout: 10.0 to 40.0 s") == 2
+    assert "starting 25%, rollout 75%, training 0%" in page
+    assert "pool ×2" in page
+    assert "2 standalone nodes: rollout" in page
+    assert "single executions: 0.5 at 0.5" in page  # half of the time from the first execution's end to the step's
+    assert "mean score, first 1 → last 1 steps" in page
+    assert "1 of 2" in page
+
+
 def test_the_live_display_shows_the_run_and_ends_with_it(run: RunPaths) -> None:
     work(run).emit("run.end", status="done", exit_code=0)
     out = io.StringIO()
