@@ -249,6 +249,13 @@ class CheckpointSection(_Section):
     keep: Positive = 2
 
 
+class PublicationSection(_Section):
+    """How new weights get into the engines that serve."""
+
+    path: Literal["auto", "files", "direct"] = "auto"
+    """files: each engine loads the published directory; direct: they receive it from the core's memory (engines/weight_stream.py)."""
+
+
 TransferPhase = Literal[
     "unroute", "reserve", "hold", "hand-over", "acknowledge", "release", "restore", "join", "leave", "update", "wake", "route"
 ]
@@ -314,6 +321,7 @@ class Config(_Section):
     schedule: ScheduleSection = ScheduleSection()
     training: TrainingSection = TrainingSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    publication: PublicationSection = PublicationSection()
     deadlines: DeadlinesSection = DeadlinesSection()
     slurm: SlurmSection = SlurmSection()
     sweep: SweepSection = SweepSection()

@@ -32,6 +32,7 @@ from gyre_hpc.checkpoint import Checkpoint, RunState, read_core
 from gyre_hpc.config import Config
 from gyre_hpc.controller.keeper import Keeper
 from gyre_hpc.controller.messages import Close, Command, Export, Message, Prefix, RowRef, Share, Start, Stop, Update, Work, decode, encode
+from gyre_hpc.controller.offer import Offer
 from gyre_hpc.controller.rows import Rows
 from gyre_hpc.controller.saving import save
 from gyre_hpc.controller.snapshots import Snapshots
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.02
+_SLOWEST = frozenset({"verify", "receive"})
+"""Seconds in reports of which a cell's is that of its slowest rank."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class CellRank:
         self._items: list[tuple[RowRef, ...]] = []
         self._sums: Sums | None = None
         self._lent: Snapshots | None = None
+        self._offer = Offer()
         self._nap = _SHORTEST_NAP
 
     # -- the loop -----------------------------------------------------------------------------------------------------------------
@@ -169,8 +173,10 @@ class CellRank:
             others = self._wait(lambda: self._inner.reports(epoch), f"the cell's ranks ({type(message).__name__})", self._patience(message))
             for other in others:
                 report.setdefault("engines", {}).update(other.get("engines", {}))
-                if "verify" in other:
-                    report["verify"] = max(report.get("verify", 0.0), other["verify"])
+                for name in _SLOWEST & set(other):
+                    report[name] = max(report.get(name, 0.0), other[name])
+                if "fell_back" in other:
+                    report["fell_back"] = report.get("fell_back", 0) + other["fell_back"]
                 if "failed" in other:
                     report.setdefault("failed", other["failed"])
         return report
@@ -263,6 +269,7 @@ class CellRank:
     def _stop(self) -> dict[str, Any]:
         from gyre_hpc.training.actor import Core
 
+        self._offer.close()
         if isinstance(self._actor, Core):
             self._actor.close()
         if self._engines is not None:
@@ -278,6 +285,8 @@ class CellRank:
             if message.what == "lend":
                 assert self._actor is not None
                 self._snapshots().lend(self._actor.snapshot(), message.cell)
+            elif message.what == "withdraw":
+                return {"sent": self._offer.close()}
             elif message.what == "restore":
                 self._train(message.seconds)
             elif message.what == "offload":
@@ -365,6 +374,7 @@ class CellRank:
         sums = self._sums.array() if self._sums is not None else np.zeros(Sums.size(), np.float64)
         into_core(self.ranks, gradient, sums, message.prefix, self.config.deadlines.step)
         reduced = time.monotonic()
+        self._offer.close()  # nobody reads weights that the step changes
         report = self._step(message, gradient, Sums.of(sums)) if self.place.is_core else {}
         if message.refresh and message.prefix > 1:
             self._refresh(message.prefix)
@@ -419,15 +429,20 @@ class CellRank:
             if not self._training:
                 self._actor.onload()
             self._actor.export(Path(message.weights))
+            source = ""
+            if message.offer and self.place.is_leader:
+                source = self._offer.open(_own_host(), message.version, self._actor.weights)
             if not self._training:
                 self._actor.offload()
+            if source:
+                return {"source": source}
         return {}
 
     def _update(self, message: Update) -> dict[str, Any]:
         if self._engines is None or self.place.cell not in message.cells:
             return {}
-        seconds = self._engines.load(self._weights(message.weights), message.version, self.config.deadlines.transfer)
-        return {"engines": self._engines.addresses(), "verify": seconds["verify"]}
+        took = self._engines.load(self._weights(message.weights), message.version, self.config.deadlines.transfer, message.source)
+        return {"engines": self._engines.addresses(), **{name: value for name, value in took.items() if name != "load"}}
 
     def _canary(self, weights: Path, version: int) -> canary.Canary:
         """That of the version, as the core wrote it. Raises DeadlineExceeded, GyreError."""
@@ -445,7 +460,11 @@ class CellRank:
 def _hold_address(held: socket.socket) -> str:
     """host:port for the core cell's own torch.distributed world. `held` keeps the port from other processes (it does not listen, so that
     the world's own socket may be bound to it as well) until the world is there."""
-    host = (os.environ.get("SLURMD_NODENAME") and socket.gethostname()) or "127.0.0.1"
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("", 0))
-    return f"{host}:{held.getsockname()[1]}"
+    return f"{_own_host()}:{held.getsockname()[1]}"
+
+
+def _own_host() -> str:
+    """The name under which other nodes of the job reach this one."""
+    return (os.environ.get("SLURMD_NODENAME") and socket.gethostname()) or "127.0.0.1"

@@ -19,7 +19,7 @@ from typing import Any
 
 from gyre_hpc.canary import Canary, short
 from gyre_hpc.engines.bank import EngineBank
-from gyre_hpc.engines.protocol import EngineFault, EngineServer
+from gyre_hpc.engines.protocol import EngineFault, EngineServer, NotReceived
 from gyre_hpc.errors import GyreError, Resumable
 
 logger = logging.getLogger(__name__)
@@ -71,10 +71,12 @@ class Keeper:
         self._do(both)
         self._released = True
 
-    def load(self, model: Path, version: int, deadline: float) -> dict[str, float]:
+    def load(self, model: Path, version: int, deadline: float, source: str = "") -> dict[str, float]:
         """All have these weights; the dead ones are started again. A released one does not serve before `resume`.
 
-        Seconds of `load`, and of `verify`: every engine is asked for its version and for the canary's log-probs.
+        `source`: those that serve receive from there, for half of the deadline at most; who gets nothing loads from files.
+        Seconds of `load`, and of `verify`: every engine is asked for its version and for the canary's log-probs. With a source, of
+        `receive` too, and how many loaded from files after all (`fell_back`).
         """
         began = time.monotonic()
         end = began + deadline
@@ -87,15 +89,34 @@ class Keeper:
         else:
 
             def action(server: EngineServer) -> None:
-                server.update_weights(model, version, deadline)
+                if source and self._receive(server, source, version, deadline / 2, received):
+                    return
+                server.update_weights(model, version, max(1.0, end - time.monotonic()))
 
+        received: list[float | None] = []
         self._do(action)
         loaded = time.monotonic()
         self._verify(model, version, end)
         verified = time.monotonic()
         self._released = False
         self.revive(model, version)
-        return {"load": loaded - began + time.monotonic() - verified, "verify": verified - loaded}
+        took = {"load": loaded - began + time.monotonic() - verified, "verify": verified - loaded}
+        if not received:
+            return took
+        whole = [seconds for seconds in received if seconds is not None]
+        return {**took, "receive": max(whole, default=0.0), "fell_back": float(len(received) - len(whole))}
+
+    def _receive(self, server: EngineServer, source: str, version: int, deadline: float, received: list[float | None]) -> bool:
+        """Whether it has the weights now; `received` gets the seconds, or None. Raises EngineFault where it is of no use any more."""
+        began = time.monotonic()
+        try:
+            server.receive_weights(source, version, deadline)
+        except NotReceived as why:
+            logger.warning("%s; it loads version %d from files", why, version)
+            received.append(None)
+            return False
+        received.append(time.monotonic() - began)
+        return True
 
     def verify(self, model: Path, version: int, deadline: float) -> None:
         """All have these weights, as the trainer has them; those that do not are started again. Raises GyreError."""

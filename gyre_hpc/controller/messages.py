@@ -64,8 +64,8 @@ class Command:
 
     release: the engines free their memory. load: they have the weights `weights` of `version`, those that died are started again. resume,
     pause: they serve, or not. where: nothing, but where they are. restore: the training state is on the device, with the core's weights.
-    offload: it has left the device. lend: the core sends its weights to `cell`. revive: engines that died are started again. Answered by
-    {engines} where they may have moved, or {failed: why}.
+    offload: it has left the device. lend: the core sends its weights to `cell`. withdraw: it offers them no more, and answers what it has
+    `sent`. revive: engines that died are started again. Answered by {engines} where they may have moved, or {failed: why}.
     """
 
     AGREE: ClassVar[bool] = False
@@ -97,21 +97,23 @@ class Close:
 
 @dataclass(frozen=True)
 class Export:
-    """The core writes its weights as a Hugging Face directory."""
+    """The core writes its weights as a Hugging Face directory; `offer`: and offers them from memory, its leader reports {source}."""
 
     AGREE: ClassVar[bool] = True
     version: int
     weights: str
+    offer: bool = False
 
 
 @dataclass(frozen=True)
 class Update:
-    """The engines of `cells` load these weights."""
+    """The engines of `cells` take these weights: from `source` if there is one, else, and where that fails, from files."""
 
     AGREE: ClassVar[bool] = True
     version: int
     weights: str
     cells: tuple[int, ...]
+    source: str = ""
 
 
 @dataclass(frozen=True)

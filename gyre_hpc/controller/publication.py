@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gyre_hpc.config import DeadlinesSection
 from gyre_hpc.controller.asking import Asking
-from gyre_hpc.controller.messages import Export, Update
+from gyre_hpc.controller.messages import Command, Export, Update
 from gyre_hpc.controller.transfers import set_routes
 from gyre_hpc.errors import GyreError
 from gyre_hpc.gateway.client import ControlClient
@@ -24,30 +24,54 @@ logger = logging.getLogger(__name__)
 
 
 def publish(
-    asking: Asking, client: ControlClient, deadlines: DeadlinesSection, version: int, directory: Path, serving: Sequence[int]
+    asking: Asking,
+    client: ControlClient,
+    deadlines: DeadlinesSection,
+    version: int,
+    directory: Path,
+    serving: Sequence[int],
+    direct: bool = False,
 ) -> Generator[None, None, dict[str, float]]:
-    """The core's weights to `directory`, then into every engine of the cells `serving`. Seconds of each phase; raises Resumable."""
+    """The core's weights to `directory`, then into every engine of the cells `serving`. Seconds of each phase; raises Resumable.
+
+    `direct`: the engines receive them from the core's memory (`receive`, and `send` as the core saw it; none where that can't be done).
+    """
     phases, clock = {}, time.monotonic()
 
     def lap(name: str) -> None:
         nonlocal clock
         phases[name], clock = round(time.monotonic() - clock, 4), time.monotonic()
 
-    yield from asking.agree(Export(version, str(directory)), f"export of version {version}", deadlines.transfer)
+    reports = yield from asking.agree(Export(version, str(directory), direct), f"export of version {version}", deadlines.transfer)
+    source = next((str(report["source"]) for report in reports if report.get("source")), "")
     lap("write")
     yield from asking.calls([partial(client.close_route, cell, deadlines.transfer, hand_over=False) for cell in serving])
     lap("close")
     # an engine that has to be started again may take so much longer
     patience = 1.5 * deadlines.transfer + deadlines.start
-    reports = yield from asking.agree(Update(version, str(directory), tuple(serving)), f"update to version {version}", patience)
+    reports = yield from asking.agree(Update(version, str(directory), tuple(serving), source), f"update to version {version}", patience)
     lap("load")
-    phases["verify"] = round(max((float(report.get("verify", 0.0)) for report in reports), default=0.0), 4)
-    phases["load"] = round(phases["load"] - phases["verify"], 4)
+    for name in ("receive", "verify") if source else ("verify",):
+        phases[name] = round(max((float(report.get(name, 0.0)) for report in reports), default=0.0), 4)
+        phases["load"] = round(max(0.0, phases["load"] - phases[name]), 4)
     for cell in serving:
         yield from set_routes(asking, client, cell, reports[cell])
     yield from open_routes(asking, client, serving)
     lap("reopen")
+    if source:
+        answer = yield from asking.ask(0, Command("withdraw", version, "", deadlines.transfer), "end of the offer", deadlines.transfer)
+        sent = (answer or {}).get("sent", {})
+        phases["send"] = round(float(sent.get("seconds", 0.0)), 4)
+        if fell_back := sum(int(report.get("fell_back", 0)) for report in reports):
+            logger.warning("version %d: %d engines loaded it from files, %s received it", version, fell_back, sent.get("receivers"))
     return phases
+
+
+def path_of(wanted: str, engine: str) -> tuple[bool, str]:
+    """(whether engines receive weights from the core's memory, why) for `publication.path` and the kind of engine."""
+    if wanted != "auto":
+        return wanted == "direct", f"publication.path = {wanted}"
+    return False, f"auto: into {engine} engines the direct path is not proven to be the faster one"
 
 
 def hold_calls(asking: Asking, client: ControlClient, cells: Sequence[int], deadline: float) -> Generator[None, None, None]:

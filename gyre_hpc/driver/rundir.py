@@ -33,6 +33,7 @@ FREE = (
     "slurm",
     "sweep",
     "checkpoint",
+    "publication",
     "upstream",
     "gateway.host",
     "gateway.port",

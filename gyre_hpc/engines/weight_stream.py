@@ -36,6 +36,7 @@ SLICE = 16 << 20
 _SILENCE = 30.0
 """Seconds without a byte of progress after which the sender gives a receiver up."""
 _LONGEST_REQUEST = 4096
+_LOOPBACK = "127.0.0.1"
 
 Weights = Sequence[tuple[str, torch.Tensor]]
 """(name as in the files, contiguous CPU tensor)."""
@@ -62,7 +63,7 @@ class Sender:
         self._closed = False
         self._done, self._bytes = 0, 0
         self._first, self._last = 0.0, 0.0
-        self._listener = socket.create_server(("", 0), backlog=1024)
+        self._listener = socket.create_server((host if host == _LOOPBACK else "", 0), backlog=1024)
         self.source = f"{host}:{self._listener.getsockname()[1]}/{self._secret}"
         """To be given to `receive`; whoever knows it may read the weights."""
         self._acceptor = threading.Thread(target=self._accept, name="weights", daemon=True)

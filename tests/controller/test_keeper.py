@@ -11,7 +11,7 @@ import pytest
 from gyre_hpc.canary import Canary
 from gyre_hpc.controller.keeper import Keeper
 from gyre_hpc.engines.bank import EngineBank
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, Holding
+from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, Holding, NotReceived
 from gyre_hpc.errors import GyreError, Resumable
 
 OLD, NEW = Path("version-1"), Path("version-2")
@@ -56,6 +56,12 @@ class FakeServer:
     def resume(self, deadline: float) -> None:
         self._do("resume")
 
+    def receive_weights(self, source: str, version: int, deadline: float) -> None:
+        if self.fails == "arrive":
+            raise NotReceived("the stream ended early")
+        self._do("receive")
+        self.weights = (Path(source), version)
+
     def release(self, deadline: float) -> None:
         self._do("release")
 
@@ -99,6 +105,21 @@ def test_there_and_back_without_trouble() -> None:
     keeper.load(NEW, 3, 1.0)
     assert server(bank, 0).told[-1] == "update", "one that serves is updated in place"
     assert keeper.news() == {}
+
+
+def test_who_receives_nothing_loads_from_files_and_who_fails_is_started_again_with_files() -> None:
+    keeper, bank = kept(3)
+    assert "receive" not in keeper.load(NEW, 1, 1.0)
+    server(bank, 1).fails, server(bank, 2).fails = "arrive", "receive"
+    took = keeper.load(NEW, 2, 1.0, "node:1/secret")
+    assert [server(bank, number).weights for number in range(3)] == [(Path("node:1/secret"), 2), (NEW, 2), (NEW, 2)]
+    assert server(bank, 1).told == ["update", "update"], "it lives on"
+    assert keeper.news().keys() == {2}
+    assert took["fell_back"] == 1
+    assert took["receive"] <= took["load"]
+    keeper.release(1.0)
+    keeper.load(NEW, 3, 1.0, "node:1/secret")
+    assert server(bank, 0).told[-1] == "restore", "one that was released has nothing to receive into"
 
 
 def test_one_that_died_is_told_once_and_comes_back_with_the_weights_elsewhere() -> None:

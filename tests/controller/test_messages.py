@@ -16,7 +16,9 @@ MESSAGES: list[Message] = [
     Command("lend", 4, "weights/version-000004", 30.0, 1),
     Close(5, 7, 2, 16, True, True, {"step": 5}, {"schedule": {"consumed": [1, 2]}}),
     Export(3, "weights/version-000003"),
+    Export(4, "weights/version-000004", offer=True),
     Update(3, "weights/version-000003", (0, 2)),
+    Update(4, "weights/version-000004", (1,), "node7:4000/secret"),
     Stop("done"),
 ]
 

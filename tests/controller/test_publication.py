@@ -10,8 +10,8 @@ import pytest
 
 from gyre_hpc.config import DeadlinesSection
 from gyre_hpc.controller.asking import Asking
-from gyre_hpc.controller.messages import Message, Update
-from gyre_hpc.controller.publication import hold_calls, publish
+from gyre_hpc.controller.messages import Command, Export, Message, Update
+from gyre_hpc.controller.publication import hold_calls, path_of, publish
 from gyre_hpc.errors import GyreError
 from gyre_hpc.gateway.client import ControlClient
 
@@ -23,6 +23,8 @@ class FakeWorld:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.source = ""
+        """Where the core offers weights, if it can."""
 
     def set_route(self, cell: int, address: dict[str, Any], engine: int = 0) -> None:
         self.told.append(f"route {cell}.{engine}")
@@ -46,26 +48,61 @@ class FakeWorld:
     def agree(self, message: Message, name: str, deadline: float) -> Generator[None, None, list[dict[str, Any]]]:
         yield
         self.told.append(type(message).__name__)
-        if not isinstance(message, Update):
-            return [{}] * 4
+        if isinstance(message, Export):
+            return [{"source": self.source}, {}, {}, {}] if message.offer and self.source else [{}] * 4
+        assert isinstance(message, Update)
+        assert message.source == self.source
+        received = {"receive": 0.0, "fell_back": 1} if self.source else {}
         engines = {"0": {"url": "", "pid": 1}, "1": {"url": "", "pid": 2}}
-        return [{"engines": engines, "verify": cell / 1e4} if cell in message.cells else {} for cell in range(4)]
+        return [{"engines": engines, "verify": cell / 1e4, **received} if cell in message.cells else {} for cell in range(4)]
+
+    def ask(self, cell: int, message: Message, name: str, deadline: float) -> Generator[None, None, dict[str, Any] | None]:
+        yield
+        assert isinstance(message, Command)
+        self.told.append(f"{message.what} {cell}")
+        return {"sent": {"receivers": 2, "bytes": 10, "seconds": 0.25}}
 
 
 def test_no_route_is_open_while_engines_load_and_late_cells_open_first() -> None:
     world = FakeWorld()
-    steps = publish(cast(Asking, world), cast(ControlClient, world), DeadlinesSection(), 7, Path("version-7"), (2, 3))
-    phases: dict[str, float] = {}
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            phases = stop.value
-            break
+    phases = published(world, direct=False)
     routes = ["route 2.0", "route 2.1", "route 3.0", "route 3.1"]
     assert world.told == ["Export", "close 2", "close 3", "Update", *routes, "open 3", "open 2"]
     assert set(phases) == {"write", "close", "load", "verify", "reopen"}
     assert phases["verify"] == 0.0003
+
+
+def test_the_offer_ends_when_calls_go_on_and_those_who_fell_back_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    world = FakeWorld()
+    world.source = "node:1/secret"
+    phases = published(world, direct=True)
+    assert world.told[-3:] == ["open 3", "open 2", "withdraw 0"]
+    assert list(phases) == ["write", "close", "load", "receive", "verify", "reopen", "send"]
+    assert phases["send"] == 0.25
+    assert [record.getMessage() for record in caplog.records] == ["version 7: 2 engines loaded it from files, 2 received it"]
+
+
+def test_a_core_that_can_not_offer_publishes_by_files() -> None:
+    world = FakeWorld()
+    assert "receive" not in published(world, direct=True)
+    assert world.told[-1] == "open 2"
+
+
+@pytest.mark.parametrize(("wanted", "engine", "direct"), [("auto", "vllm", False), ("files", "torch", False), ("direct", "vllm", True)])
+def test_the_path_is_the_one_wanted_and_has_a_reason(wanted: str, engine: str, direct: bool) -> None:
+    found, why = path_of(wanted, engine)
+    assert found == direct
+    assert wanted in why
+
+
+def published(world: FakeWorld, *, direct: bool) -> dict[str, float]:
+    """The phases of a publication into cells 2 and 3."""
+    steps = publish(cast(Asking, world), cast(ControlClient, world), DeadlinesSection(), 7, Path("version-7"), (2, 3), direct)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return dict(stop.value)
 
 
 def test_at_the_end_calls_wait_and_a_gateway_that_can_not_do_that_does_not_hold_the_end_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,36 @@
+"""Weights are offered one version at a time, and never while they may change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gyre_hpc.controller.offer import Offer
+from gyre_hpc.engines.protocol import NotReceived
+from gyre_hpc.engines.weight_stream import Weights, receive
+
+
+def test_one_version_at_a_time_until_it_is_withdrawn() -> None:
+    offer = Offer()
+    assert offer.close() == {}
+    first = offer.open("127.0.0.1", 1, lambda: [("w", torch.ones(3))])
+    second = offer.open("127.0.0.1", 2, lambda: [("w", torch.zeros(3))])
+    with pytest.raises(NotReceived):
+        receive(first, 1, 5.0)
+    assert receive(second, 2, 5.0)["w"].tolist() == [0.0] * 3
+    sent = offer.close()
+    assert (sent["receivers"], sent["bytes"]) == (1, 12)
+    with pytest.raises(NotReceived):
+        receive(second, 2, 5.0)
+
+
+def test_where_there_is_no_memory_for_it_files_are_left(caplog: pytest.LogCaptureFixture) -> None:
+    def too_large() -> Weights:
+        raise RuntimeError("not enough memory")
+
+    offer = Offer()
+    assert offer.open("127.0.0.1", 1, too_large) == ""
+    assert offer.close() == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        "version 1 can't be sent from memory, engines load it from files: not enough memory"
+    ]
