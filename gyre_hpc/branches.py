@@ -49,12 +49,21 @@ class Branches:
         old = (known for known in self._known if known.groups > consumed_below and known.step < branch.step)
         return Branches((*old, branch))
 
-    def of_group(self, group: int) -> int | None:
-        """The step up to which versions that this group's record tells are the run's own; None: all of them."""
-        return min((branch.step for branch in self._known if group < branch.groups), default=None)
+    def of_group(self, group: int, version: int, ended: Sequence[int]) -> int:
+        """What the version of a group's dispatch counts as; `ended`: its executions that are over.
+
+        If all of these were made after the resume, or there are none, nothing of the group is of weights that were given up: it counts as
+        dispatched at the resume.
+        """
+        off = [branch for branch in self._known if group < branch.groups and branch.step < version]
+        if not off:
+            return version
+        step = min(branch.step for branch in off)
+        older = any(execution < branch.executions for branch in off for execution in ended)
+        return counted(version, step) if older else step
 
     def of_execution(self, execution: int) -> int | None:
-        """The same of the tokens of an execution."""
+        """The step up to which the versions of an execution's tokens are the run's own; None: all of them."""
         return min((branch.step for branch in self._known if execution < branch.executions), default=None)
 
 

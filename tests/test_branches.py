@@ -23,11 +23,19 @@ def test_the_distance_goes_back_to_where_the_run_branched_off() -> None:
 
 def test_only_what_was_made_before_a_resume_is_of_its_branch() -> None:
     branches = Branches().resumed(Branch(3, groups=10, executions=40), 6)
-    assert (branches.of_group(9), branches.of_group(10)) == (3, None)
+    assert (branches.of_group(9, 5, [39]), branches.of_group(9, 3, [39]), branches.of_group(10, 5, [40])) == (1, 3, 5)
     assert (branches.of_execution(39), branches.of_execution(40)) == (3, None)
     again = branches.resumed(Branch(6, groups=20, executions=80), 7)
-    assert [again.of_group(group) for group in (9, 10, 19, 20)] == [3, 6, 6, None], "the earlier branch stays what it was"
+    assert [again.of_group(group, 8, [1]) for group in (9, 10, 19, 20)] == [-2, 4, 4, 8], "the earlier branch stays what it was"
     assert Branches.of(json.loads(json.dumps(again.saved()))).saved() == [[3, 10, 40], [6, 20, 80]]
+
+
+def test_a_group_that_samples_anew_counts_from_the_resume() -> None:
+    branches = Branches().resumed(Branch(3, groups=10, executions=40), 6)
+    assert branches.of_group(9, 5, []) == 3
+    assert branches.of_group(9, 5, [40, 41]) == 3, "all its executions were tried again after it"
+    assert branches.of_group(9, 5, [39, 41]) == 1
+    assert branches.resumed(Branch(6, 20, 80), 6).of_group(9, 5, [41]) == 3, "and so it stays at the next resume"
 
 
 def test_what_says_nothing_more_is_forgotten() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cells.events import Event, ExecutionFinished, GroupComplete, GroupFrontier
-from gyre_hpc.branches import Branches, counted
+from gyre_hpc.branches import Branches
 from gyre_hpc.controller.plan import Outcome
 
 
@@ -44,7 +44,7 @@ class Groups:
         frontier = []
         self.next_group = first
         for entry in ledger["groups"]:
-            counts_as = counted(entry["version"], branches.of_group(entry["group"]))
+            counts_as = branches.of_group(entry["group"], entry["version"], [end["execution"] for end in entry["ends"]])
             state = GroupState(entry["group"], entry["task"], entry["size"], entry["version"], counts_as, valid=entry["valid"])
             for end in entry["ends"]:
                 state.outcomes[end["index"]] = Outcome(end["execution"], end["score"], end["valid"])

@@ -51,7 +51,17 @@ def test_a_restart_reads_the_frontier() -> None:
 
 def test_groups_of_weights_that_were_given_up_count_from_where_the_run_branched_off() -> None:
     groups = Groups()
-    entries = [{"group": group, "task": "a", "size": 1, "version": version, "valid": 1, "ends": []} for group, version in ((4, 3), (5, 5))]
+    entries = [
+        {
+            "group": group,
+            "task": "a",
+            "size": 1,
+            "version": version,
+            "valid": 1,
+            "ends": [{"index": 0, "execution": 8, "score": 1.0, "valid": True}],
+        }
+        for group, version in ((4, 3), (5, 5))
+    ]
     frontier = groups.restore({"groups": entries}, 4, Branches([Branch(3, 6, 9)]))
     assert [known.version for known in frontier] == [3, 1]
     groups.dispatched(6, "tasks/6", 1, 4)
