@@ -50,7 +50,7 @@ from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
 from gyre_hpc.controller.messages import Close, Start, Stop, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
-from gyre_hpc.controller.publication import open_routes, publish
+from gyre_hpc.controller.publication import open_routes, path_of, publish
 from gyre_hpc.controller.resuming import branch_off, reconcile
 from gyre_hpc.controller.revival import Revival
 from gyre_hpc.controller.schedule import schedule_of
@@ -100,6 +100,8 @@ class Controller:
         self._work = StepWork(counter)
         self._engines = Engines(())
         """As they were at the start."""
+        self._direct, why = path_of(config.publication.path, config.rollout.engine)
+        logger.info("weights get into engines %s (%s)", "from the core's memory" if self._direct else "by files", why)
         self._standalone = range(0)
         """Cells behind the others, which only serve."""
         self._decisions: deque[Decision] = deque()
@@ -360,7 +362,7 @@ class Controller:
         directory = self.paths.weights_of(version)
         rollout = (cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
         serving = (*rollout, *self._standalone)
-        phases = yield from publish(self.asking, self.client, self.config.deadlines, version, directory, serving)
+        phases = yield from publish(self.asking, self.client, self.config.deadlines, version, directory, serving, self._direct)
         self._weights = directory
         for old in sorted(self.paths.weights.glob("version-*"))[:-2]:
             if old != directory:
