@@ -3,6 +3,9 @@
 Read from a run: durations (`execution.end`); transfers, publications, checkpoints and optimizer steps (means); and the cost of
 training, `train_seconds` of the steps (mean of a group). Runs of before that field: the lower quartile over steps of (node time in
 training until the step's end) / (its groups), which contains waiting and so is an upper bound. `--train-node-hours` replaces either.
+
+Durations of a run whose engines held fewer executions than ran contain what these waited for one another: other schedules are made from
+`work`, which is without that (gyre_hpc/simulation/crowding.py); the run itself is simulated with its durations.
 """
 
 from __future__ import annotations
@@ -22,12 +25,15 @@ from gyre_hpc.events import read_events
 from gyre_hpc.layout import cell_capacities
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report.summary import Summary, summarise
-from gyre_hpc.simulation.scenario import Costs
+from gyre_hpc.simulation.crowding import Ended, slots_over_time, without_waiting
+from gyre_hpc.simulation.scenario import Costs, most_served
 from gyre_hpc.simulation.trouble import NO_TROUBLE, Trouble
 from gyre_hpc.simulation.workload import Recorded, read_recorded
 from gyre_hpc.viewing import see
 
 DEFAULT_STEPS = 24
+CROWDED = 0.01
+"""Share of the durations below which waiting is none: the moments of a transfer in which a cell serves nowhere."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,13 @@ class Facts:
     expected: Trouble = NO_TROUBLE
     staleness_bound: int | None = None
     """The run's `schedule.staleness_bound`, which every candidate keeps."""
+    uncrowded: Recorded | None = None
+    """The workload without what executions waited for one another, where that is known and not nothing."""
+
+    @property
+    def work(self) -> Recorded:
+        """What other schedules are simulated with."""
+        return self.uncrowded if self.uncrowded is not None else self.workload
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,10 @@ def gather(path: Path, given: Given) -> Facts:
     if missing:
         raise ConfigError(f"{path} does not tell everything that a plan needs", f"give {', '.join(missing)}")
     workload = read_recorded(workload_path)
+    crowd = found.pop("crowd", None)
+    if crowd is not None:
+        work = without_waiting(workload, *crowd)
+        found["uncrowded"] = work if work.mean < (1 - CROWDED) * workload.mean else None
     if given.group_spread is not None:
         workload = replace(workload, spread=given.group_spread)
     return Facts(workload=workload, costs=costs, beta=given.beta, origin=str(path), **found)
@@ -134,7 +151,19 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         found["train_group"] = float(np.quantile(works, 0.25))
     if len(summary.steps) > 1 and len(summary.attempts) == 1:
         found["ran"] = _ran(config, summary, events, told)
+    if len(summary.attempts) == 1:
+        found["crowd"] = _crowd(config, summary, events)
     return found, _costs(config, summary, events)
+
+
+def _crowd(config: Config, summary: Summary, events: Sequence[Mapping[str, Any]]) -> tuple[list[Ended], list[tuple[float, int]]] | None:
+    """Its executions that ran, in the order of the log, and the slots that served; None for a run of no more than fit."""
+    schedule = _schedule(config, events, 1)
+    if config.harness.slots_per_node * _nodes(events) <= most_served(schedule):
+        return None
+    ended = [Ended(int(e["group"]), float(e["t"]), float(e["seconds"])) for e in events if e["kind"] == "execution.end"]
+    slots = slots_over_time(summary.spans, summary.zero, schedule.capacity, schedule.standalone_capacity)
+    return [end for end in ended if end.seconds > 0], slots
 
 
 def _told(config: Config, summary: Summary) -> dict[int, float]:

@@ -34,7 +34,6 @@ from cells.events import (
     GroupComplete,
     GroupDispatched,
     GroupFrontier,
-    Mode,
     Publish,
     Published,
     Role,
@@ -47,7 +46,7 @@ from cells.policy import Phase, Policy
 from gyre_hpc.errors import GyreError
 from gyre_hpc.simulation.fleet import Execution, Fleet
 from gyre_hpc.simulation.outcome import Outcome, Recorder
-from gyre_hpc.simulation.scenario import Scenario
+from gyre_hpc.simulation.scenario import Scenario, most_served
 from gyre_hpc.simulation.trainer import Trainer
 
 _END, _DEADLINE, _CLAIMED, _ACTIVITY, _FAULT, _RESUME, _DEATH, _BACK = range(8)
@@ -83,8 +82,7 @@ class Simulation:
         schedule = scenario.schedule
         self.policy: Policy = make_policy(schedule)
         nodes = (*scenario.nodes, scenario.standalone_nodes)
-        serving = schedule.capacity_from[schedule.training_cells if schedule.mode is Mode.ASYNC else 0]
-        shared = scenario.at_once is not None and scenario.at_once > serving
+        shared = scenario.at_once is not None and scenario.at_once > most_served(schedule)
         slots = (*schedule.capacity, schedule.standalone_capacity)
         self.fleet = Fleet(slots, scenario.beta, nodes, scenario.at_once, shared)
         self.trainer = Trainer()

@@ -25,7 +25,7 @@ def otherwise(facts: Facts, mode: Mode, streaming: bool, phi: float, mu: int, tr
     if facts.ran is None:
         raise ValueError("these facts are of no run that can be simulated again")
     schedule = replace(facts.ran.schedule, mode=mode, streaming=streaming, phi=phi, mu=mu, trainers=trainers)
-    return simulate(_scenario(facts, replace(facts.ran, schedule=schedule, at_once=None)))
+    return simulate(_scenario(replace(facts, workload=facts.work), replace(facts.ran, schedule=schedule, at_once=None)))
 
 
 def _scenario(facts: Facts, ran: Ran) -> Scenario:

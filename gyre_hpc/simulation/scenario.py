@@ -80,6 +80,11 @@ class Scenario:
         return sum(self.nodes) + self.standalone_nodes
 
 
+def most_served(schedule: Schedule) -> int:
+    """Executions that the engines hold at most."""
+    return schedule.capacity_from[schedule.training_cells if schedule.mode is Mode.ASYNC else 0]
+
+
 def beyond(schedule: Schedule, steps: int) -> tuple[Schedule, int]:
     """(a schedule so long that its end does not show, the window): at least `steps` steps, up to the end of a burst."""
     window = math.ceil(steps / schedule.mu) * schedule.mu

@@ -71,7 +71,7 @@ class Candidate:
         schedule, end = beyond(schedule, steps) if window else (schedule, None)
         nodes = self.cells * self.nodes_per_cell + self.standalone
         held = f.slots_per_node * slots
-        made = cut(schedule, nodes, self.cells, held, f.train_group, f.workload, self.standalone, f.beta, f.costs)
+        made = cut(schedule, nodes, self.cells, held, f.train_group, f.work, self.standalone, f.beta, f.costs)
         return f.expected.put(replace(made, window=end))
 
 

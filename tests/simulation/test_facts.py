@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from gyre_hpc.config import check, dump
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.simulation.facts import Given, gather
+from gyre_hpc.simulation.replay import otherwise, replay
 
 
 @pytest.fixture
@@ -107,3 +109,45 @@ def test_what_the_engines_said_that_they_hold_is_taken_before_the_configuration(
     assert facts.slots_per_node == 4.0
     assert facts.ran is not None
     assert (facts.ran.schedule.capacity, facts.ran.schedule.standalone_capacity) == ((8, 10), 7)
+
+
+def crowd(run: Path, slots_per_node: int) -> None:
+    """The run again, under async: one cell of 12 places that rolls out, 24 executions on it at once, 10 s each."""
+    paths = RunPaths(run)
+    config = {
+        "run": {"name": "run", "steps": 2},
+        "cells": {"count": 2, "nodes_per_cell": 2},
+        "rollout": {"capacity": 12},
+        "schedule": {"mode": "async", "trainers": 1, "groups_per_step": 2, "group_size": 2},
+        "harness": {"slots_per_node": slots_per_node},
+    }
+    paths.config.unlink()
+    dump(check(config, "test"), paths.config)
+    start, *rest = [json.loads(line) for line in paths.events.read_text().splitlines()]
+    to_training = {"t": 0.0, "kind": "transfer", "cell": 0, "from": "rollout", "to": "training", "seconds": 0.0}
+    end = {"t": 10.0, "kind": "execution.end", "reason": "finished", "score": 1.0, "seconds": 10.0}
+    events = [start, to_training, *({**end, "group": g, "index": i} for g in range(12) for i in (0, 1))]
+    events += [event for event in rest if event["kind"] in ("step.end", "publish")]
+    paths.events.write_text("".join(json.dumps({**event, "seq": seq}) + "\n" for seq, event in enumerate(events)))
+
+
+def test_other_schedules_of_a_crowded_run_are_made_from_work_without_the_waiting(run: Path) -> None:
+    crowd(run, slots_per_node=6)
+    facts = gather(run, Given())
+    assert facts.ran is not None
+    assert facts.ran.at_once == 24
+    assert facts.workload.mean == pytest.approx(10.0)
+    assert facts.work.mean == pytest.approx(5.0)
+    s = facts.ran.schedule
+    same = otherwise(facts, s.mode, s.streaming, s.phi, s.mu, s.trainers)
+    queued = otherwise(replace(facts, uncrowded=None), s.mode, s.streaming, s.phi, s.mu, s.trainers)
+    assert same.execution_mean == pytest.approx(queued.execution_mean / 2)
+    again = replay(facts)
+    assert again is not None
+    assert again.execution_mean == pytest.approx(10.0)
+
+
+def test_a_run_that_was_not_crowded_has_its_durations_for_work(run: Path) -> None:
+    crowd(run, slots_per_node=3)
+    facts = gather(run, Given())
+    assert facts.work is facts.workload
