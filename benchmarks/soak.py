@@ -1,14 +1,15 @@
 """A soak: cells change their roles hundreds of times under live agents, and nothing may fail, leak or be lost.
 
-    python -m benchmarks.soak [--transfers 500] [--folder DIR]        (SIGTERM: stop now, judge what there is)
+    python -m benchmarks.soak [--transfers 500] [--folder DIR] [--engine vllm]        (SIGTERM: stop now, judge what there is)
 
-The whole system runs (`gyre run`: driver, gateway, supervisor, MPI ranks, torch engines) with a policy of written-down weights
-(tests/markov.py) whose window holds real clients. The bundled harness and, from a second supervisor on the same gateway, Claude Code in
-its box take executions of the same groups. Each tool call adds a line to a file and their number is the score, so the score says how many
-calls a harness was given, and the trees must hold exactly those. The run is stopped once it has seen enough transfers, there and back.
+The whole system runs (`gyre run`: driver, gateway, supervisor, MPI ranks, engines: torch, or vLLM with hand-over of KV by nixl) with a
+policy of written-down weights (tests/markov.py) whose window holds real clients. The bundled harness and, from a second supervisor on the
+same gateway, Claude Code in its box take executions of the same groups. Each tool call adds a line to a file and their number is the
+score, so the score says how many calls a harness was given, and the trees must hold exactly those. The run is stopped once it has seen
+enough transfers, there and back.
 
 What grows is looked at every other second: memory, descriptors, threads and sockets of every process that lives as long as the run, files
-of the run, of /tmp and of /dev/shm; engines say at each release what of their slots is left.
+of the run, of /tmp and of /dev/shm; torch engines say at each release what of their slots is left, of vLLM's KV blocks see soak_kv.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 import psutil
 import yaml
 
+from benchmarks import soak_kv
 from gyre_hpc.config import load
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
@@ -40,11 +42,13 @@ from tests.job.jobs import GYRE, ROOT, Job, gyre_json, make, until
 from tests.markov import MOST, Habits, counting_task, given, markov, offered
 from trees.store import StoreReader
 
-CELLS = 4
+CELLS = {"torch": 4, "vllm": 2}
 LIVE = 32
 """Executions that are live at every transfer."""
 GROUPS = 34
 """Outstanding groups of two: more than LIVE executions of them are unfinished."""
+START = 400
+"""Seconds for engines to come up, and then for the first transfer."""
 PAUSE = 2.0
 """Seconds between two looks."""
 TOOLS = "Bash,Read,Write"
@@ -86,7 +90,13 @@ class Found:
             self.problems.append(what)
 
 
-def job_in(folder: Path, transfers: int) -> Job:
+ENGINES: dict[str, dict[str, Any]] = {
+    "torch": {"engine": "torch"},
+    "vllm": {"engine": "vllm", "handover": "nixl", "options": {"kv_gib": 1, "num_gpu_blocks_override": 16_384}},
+}
+
+
+def job_in(folder: Path, transfers: int, engine: str) -> Job:
     """The configuration of the run."""
     counting_task(folder / "tasks" / "count")
     model = markov(folder / "model", Habits(words=60.0, calls=0.75))
@@ -105,45 +115,46 @@ def job_in(folder: Path, transfers: int) -> Job:
             "timeout": 3000,
             "overall_timeout": 3300,
         },
-        rollout={"capacity": 128},
-        cells={"count": CELLS},
+        rollout={"capacity": 128, **ENGINES[engine]},
+        cells={"count": CELLS[engine]},
         schedule={"groups_per_step": 1, "group_size": 2, "phi": GROUPS - 1},
         training={"lr": 1e-6},
         gateway={"seal_every": 64},
-        deadlines={"start": 240, "transfer": 60, "step": 120, "idle": 120, "stop": 5},
+        deadlines={"start": START, "transfer": 120, "step": 120, "idle": 120, "stop": 5},
     )
 
 
 class Soak:
     """One run, from its start to what it showed."""
 
-    def __init__(self, folder: Path, transfers: int, clients: int) -> None:
-        self.folder, self.transfers, self.clients = folder, transfers, clients
+    def __init__(self, folder: Path, transfers: int, clients: int, engine: str = "torch") -> None:
+        self.folder, self.transfers, self.clients, self.engine = folder, transfers, clients, engine
         self._program = installed("claude-code")
         self.stopped = ""
         """When the run was asked to end, as logs write it."""
         self.enough = False
         """Set from outside: it is stopped now, and judged by what there is."""
-        self.job = job_in(folder, transfers)
+        self.job = job_in(folder, transfers, engine)
         self.samples: list[Sample] = []
         self.taken: set[int] = set()
         """Executions that the client was seen at."""
         self.log = folder / "run.log"
-        self._environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+        self._environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
         (folder / "tmp").mkdir()
 
     def run(self, allowed: Allowed, seconds: float) -> Found:
         """All of it; AssertionError when the run does not start, ends by itself, or takes more than `seconds`."""
         began = time.monotonic()
         with open(self.log, "wb") as out:
-            command = [*GYRE, "run", str(self.job.config), "--plain"]
+            counting = [sys.executable, "-m", "benchmarks.soak_kv", "drive", str(self.job.config)]
+            command = counting if self.engine == "vllm" else [*GYRE, "run", str(self.job.config), "--plain"]
             run = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=self._environment, start_new_session=True)
         other: subprocess.Popen[bytes] | None = None
         try:
-            until("engines", lambda: run.poll() is not None or self.job.paths.live.exists(), 240)
+            until("engines", lambda: run.poll() is not None or self.job.paths.live.exists(), START)
             assert run.poll() is None, self.log.read_text()
             other = self._client()
-            until("executions", lambda: run.poll() is not None or self._transfers() > 0, 240)
+            until("executions", lambda: run.poll() is not None or self._transfers() > 0, START)
             assert run.poll() is None, self.log.read_text()
             watched = self._watched()
             while not (self.enough or self._done()):
@@ -170,7 +181,7 @@ class Soak:
         self._executed(found)
         self._answered(found)
         self._grown(found, allowed)
-        self._engines(found)
+        self._vllm(found) if self.engine == "vllm" else self._torch(found)
         return found
 
     # -- the client -----------------------------------------------------------------------------------------------------------------
@@ -213,13 +224,16 @@ class Soak:
         named: dict[str, psutil.Process] = {}
         for process in sorted(self.job.processes(), key=lambda p: p.pid):
             try:
-                command = process.cmdline()[1:3]
+                name = _named(process.cmdline())
             except psutil.NoSuchProcess:  # a box that ended meanwhile
                 continue
-            name = next((name for argument, name in _MODULES.items() if command == ["-m", argument]), None)
             if name is not None:
-                count = sum(known.startswith(name) for known in named)
-                named[f"{name}-{count}" if name in ("rank", "engine", "supervisor") else name] = process
+                count = sum(known.rpartition("-")[0] == name for known in named)
+                named[f"{name}-{count}"] = process
+        kinds = Counter(name.rpartition("-")[0] for name in named)
+        cells = CELLS[self.engine]
+        expected = Counter({"driver": 1, "gateway": 1, "supervisor": 1 + bool(self.clients), "rank": 1 + cells, "engine": cells})
+        assert expected <= kinds, f"processes {kinds}, {expected} expected"
         return named
 
     def _look(self, watched: dict[str, psutil.Process]) -> None:
@@ -327,7 +341,22 @@ class Soak:
             }
             found.check(numbers[1] - numbers[0] <= allowed.files, f"files of {name}: {numbers}")
 
-    def _engines(self, found: Found) -> None:
+    def _vllm(self, found: Found) -> None:
+        """KV blocks and leases that are left, by soak_kv.py; hand-overs as the transfers tell them."""
+        lines = [json.loads(line) for line in (self.folder / soak_kv.NOTE).read_text().splitlines()]
+        looks = Counter((line["engine"], line["what"]) for line in lines)
+        found.numbers["looks"] = {f"engine {engine}, {what}": count for (engine, what), count in sorted(looks.items())}
+        found.numbers["counters"] = {line["engine"]: line["counters"] for line in lines if line["what"] == "restore"}
+        told = [event["handover"] for event in self.job.events("transfer") if event.get("handover")]
+        for what in ("calls", "conversations", "tokens", "bytes"):
+            found.numbers[f"handed_over_{what}"] = sum(one[what] for one in told)
+        found.numbers["doubts"] = dict(sum((Counter(one["doubts"]) for one in told), Counter[str]()))
+        found.problems += soak_kv.problems(lines)
+        found.check({what for _, what in looks} == {"reset", "restore"}, f"looks {looks}")
+        found.check(len({engine for engine, _ in looks}) == CELLS["vllm"], f"engines {looks}")
+        found.check(found.numbers["handed_over_tokens"] > 0, "no KV was handed over")
+
+    def _torch(self, found: Found) -> None:
         """What is left in an engine whose cell left rollout."""
         releases = 0
         for log in sorted(self.job.paths.attempt_logs(1).glob("engine-*.log")):
@@ -341,7 +370,20 @@ class Soak:
         found.check(releases > 0, "no engine was released")
 
 
+def _named(command: list[str]) -> str | None:
+    """The kind of process of a run, by its command line; None for one that is not watched."""
+    if command and command[0].startswith("VLLM::"):
+        return command[0].split()[0].lower().replace("::", "-")
+    if command[1:3] == ["-P", "-m"]:
+        command = command[1:]
+    if command[1:4] == ["-m", "benchmarks.soak_kv", "drive"]:
+        return "driver"
+    return _MODULES.get(command[2]) if command[1:2] == ["-m"] and len(command) > 2 else None
+
+
 _MODULES = {
+    "gyre_hpc.engines.vllm_main": "engine",
+    "benchmarks.soak_kv": "rank",
     "gyre_hpc.gateway.main": "gateway",
     "gyre_hpc.engines.torch_server": "engine",
     "gyre_hpc.controller.main": "rank",
@@ -381,12 +423,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transfers", type=int, default=500, help="changes of role, there and back")
     parser.add_argument("--clients", type=int, default=2, help="executions of the real client at once")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="torch")
     parser.add_argument("--seconds", type=float, default=1200.0, help="longest time")
     parser.add_argument("--folder", type=Path, help="a new folder for all of it (default: a temporary one, kept)")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     folder.mkdir(parents=True, exist_ok=True)
-    soak = Soak(folder, arguments.transfers, arguments.clients)
+    soak = Soak(folder, arguments.transfers, arguments.clients, arguments.engine)
     signal.signal(signal.SIGTERM, lambda *_: setattr(soak, "enough", True))
     found = soak.run(Allowed(), arguments.seconds)
     print(json.dumps({"folder": str(folder), **found.numbers, "growth": found.growth, "problems": found.problems}, indent=1))

@@ -142,7 +142,7 @@ def _model(tokenizer: Tokenizer, chain: Mapping[str, Mapping[str, float]]) -> Qw
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=32,  # the smallest that vLLM computes on a CPU
         max_position_embeddings=WINDOW,
         tie_word_embeddings=False,
         eos_token_id=tokenizer.token_to_id(END),
