@@ -166,6 +166,7 @@ class Keeper:
             for again in (False, True):
                 difference, found = _compare(server, canary, end)
                 if difference <= self._tolerance:
+                    logger.info("engine %d of cell %d repeats version %d: %.1e nats", numbers[server.pid], self._cell, version, difference)
                     return
                 line = (
                     f"engine {numbers[server.pid]} of cell {self._cell} (pid {server.pid}) does not compute version {version} as the "
