@@ -34,12 +34,14 @@ def settings(**schedule: Any) -> Mapping[str, Any]:
     return {"groups_per_step": 2, "group_size": 4, "phi": 0.5, **schedule}
 
 
-def test_async_moves_its_pools_once_and_publishes_to_the_others(tmp_path: Path) -> None:
-    job = make(tmp_path, schedule=dict(settings(mode="async", trainers=2, mu=2)))
+@pytest.mark.parametrize(("path", "more"), [("files", set()), ("direct", {"receive", "send"})])
+def test_async_moves_its_pools_once_and_publishes_to_the_others(tmp_path: Path, path: str, more: set[str]) -> None:
+    job = make(tmp_path, schedule=dict(settings(mode="async", trainers=2, mu=2)), publication={"path": path})
     assert run(job, sys.executable, "-m", "tests.job.weighing", "drive") == [(0, "training"), (1, "training")]
     published = job.events("publish")
     assert [event["version"] for event in published] == [2, 3]
-    assert all(set(event["phases"]) == {"write", "close", "load", "verify", "reopen"} for event in published)
+    assert all(set(event["phases"]) == {"write", "close", "load", "verify", "reopen", *more} for event in published)
+    assert all(event["phases"]["receive"] > 0 for event in published if more), "nobody had to load files"
     seen = [json.loads(line) for line in (tmp_path / "weights.jsonl").read_text().splitlines()]
     core = {entry["version"]: entry["digest"] for entry in seen if (entry["cell"], entry["what"]) == (0, "trainer")}
     assert len(set(core.values())) == 3, "each step changed them"
