@@ -237,7 +237,7 @@ class CellRank:
         elif self.place.is_core:
             with socket.socket() as held:
                 self._wait(self.ranks.cell.Ibarrier().Test, "the core's ranks to start", self.config.deadlines.start)
-                master = self.ranks.cell.bcast(_hold_address(held) if self.place.is_leader else None, root=0)
+                master = self._address(_hold_address(held) if self.place.is_leader else "")
                 core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master, local)
             if self.checkpoint is not None:
                 core.load_state(read_core(self.checkpoint, self.place.slot))
@@ -256,6 +256,15 @@ class CellRank:
                 self._engines.verify(self.base_model, 0, self.config.deadlines.start)
             report["engines"] = bank.report(self.config.deadlines.start)
         return report
+
+    def _address(self, mine: str) -> str:
+        """The leader's address, to all ranks of the core. Nobody leaves before all have it: torch's rendezvous, where the leader goes next,
+        gives MPI no progress, and a message that still waits for its connection would wait for ever."""
+        assert self.ranks.cell is not None
+        held = bytearray(mine.encode().ljust(_ADDRESS, b"\0"))
+        self._wait(self.ranks.cell.Ibcast(held, 0).Test, "the address of the core's own world", self.config.deadlines.start)
+        self._wait(self.ranks.cell.Ibarrier().Test, "the core's ranks to have its world's address", self.config.deadlines.start)
+        return held.rstrip(b"\0").decode()
 
     def _keeper(self, bank: EngineBank) -> Keeper:
         rollout, deadline = self.config.rollout, self.config.deadlines.start
@@ -455,6 +464,10 @@ class CellRank:
         path = Path(directory)
         self._wait(path.is_dir, f"{path.name} to be seen on this node", self.config.deadlines.transfer)
         return path
+
+
+_ADDRESS = 320
+"""Bytes for host:port; a host's name has 253 at most."""
 
 
 def _hold_address(held: socket.socket) -> str:
