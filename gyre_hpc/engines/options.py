@@ -49,7 +49,13 @@ def torch_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a vLLM server's command line, with dashes, without ours. Raises ConfigError for those that are ours to set."""
+    """Options of a vLLM server's command line, with dashes, without ours.
+
+    Raises ConfigError for those that are ours to set, and for a size of the KV cache that vLLM can't read.
+    """
+    held = options.get(KV_GIB, 1)
+    if not isinstance(held, int) or isinstance(held, bool) or held < 1:
+        raise ConfigError(f"rollout.options.{KV_GIB} = {held!r}", "a whole number of GiB from 1: vLLM takes no parts of one")
     given = {name.replace("_", "-"): value for name, value in options.items() if name != KV_GIB}
     if taken := sorted(VLLM_OWN & set(given)):
         raise ConfigError(f"rollout.options.{taken[0]} is set by the engine itself", f"remove it; ours are {', '.join(sorted(VLLM_OWN))}")

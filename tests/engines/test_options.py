@@ -34,3 +34,9 @@ def test_a_vllm_engine_takes_all_but_what_it_sets_itself() -> None:
     assert vllm_options({"kv_gib": 2, "tensor_parallel_size": 4}) == {"tensor-parallel-size": 4}
     with pytest.raises(ConfigError, match=r"rollout\.options\.max-model-len is set by the engine itself; remove it"):
         vllm_options({"max_model_len": 5})
+
+
+@pytest.mark.parametrize("size", [0.25, 0, True, "1"])
+def test_a_kv_cache_that_vllm_cannot_read_is_refused_before_anything_starts(size: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.options\.kv_gib = .*; a whole number of GiB from 1"):
+        vllm_options({"kv_gib": size})
