@@ -10,6 +10,7 @@ import pytest
 from cells.events import Role
 from cells.transfer import ORDER
 from gyre_hpc.engines.protocol import EngineAddress
+from gyre_hpc.gateway.leaving import added
 from gyre_hpc.gateway.router import Router
 from tests.engines.fake_kv import undisturbed
 from tests.gateway.test_handover import home_of, routed, turn
@@ -123,3 +124,10 @@ async def test_what_is_held_goes_on_when_another_way_out_begins_or_the_engine_is
     assert await asyncio.wait_for(task, 5.0) == undisturbed([1] * 20, 50)
     assert not any(engine.pulled for engine in engines), "of an engine that is gone, or of weights that change, nothing is taken over"
     await router.aclose()
+
+
+def test_what_the_engines_of_a_cell_handed_over_adds_up() -> None:
+    one = {"calls": 1, "doubts": {"late": 1}, "phases": {"pin": 0.2}, "seconds": 0.4}
+    two = {"calls": 2, "doubts": {}, "phases": {"pin": 0.1}, "seconds": 0.6}
+    assert added([one, two]) == {"calls": 3, "doubts": {"late": 1}, "phases": {"pin": 0.2}, "seconds": 0.6}
+    assert added([]) == {}
