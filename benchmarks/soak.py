@@ -139,7 +139,9 @@ class Soak:
         self.taken: set[int] = set()
         """Executions that the client was seen at."""
         self.log = folder / "run.log"
-        self._environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+        self._environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+        if engine == "vllm":
+            self._environment["PYTHONPATH"] = str(ROOT)  # vLLM's workers import soak_kv.py
         (folder / "tmp").mkdir()
 
     def run(self, allowed: Allowed, seconds: float) -> Found:
@@ -156,7 +158,7 @@ class Soak:
             other = self._client()
             until("executions", lambda: run.poll() is not None or self._transfers() > 0, START)
             assert run.poll() is None, self.log.read_text()
-            watched = self._watched()
+            watched = {"driver": psutil.Process(run.pid), "client": psutil.Process(other.pid), **self._watched()}
             while not (self.enough or self._done()):
                 assert time.monotonic() - began < seconds, f"{self._transfers()} transfers within {seconds} s"
                 try:
@@ -220,7 +222,7 @@ class Soak:
         return len(self.job.events("transfer"))
 
     def _watched(self) -> dict[str, psutil.Process]:
-        """The processes that live as long as the run, by name."""
+        """The processes of the run that live as long as it does, the driver left out, by name."""
         named: dict[str, psutil.Process] = {}
         for process in sorted(self.job.processes(), key=lambda p: p.pid):
             try:
@@ -232,7 +234,7 @@ class Soak:
                 named[f"{name}-{count}"] = process
         kinds = Counter(name.rpartition("-")[0] for name in named)
         cells = CELLS[self.engine]
-        expected = Counter({"driver": 1, "gateway": 1, "supervisor": 1 + bool(self.clients), "rank": 1 + cells, "engine": cells})
+        expected = Counter({"gateway": 1, "supervisor": 1, "rank": 1 + cells, "engine": cells})
         assert expected <= kinds, f"processes {kinds}, {expected} expected"
         return named
 
@@ -376,8 +378,6 @@ def _named(command: list[str]) -> str | None:
         return command[0].split()[0].lower().replace("::", "-")
     if command[1:3] == ["-P", "-m"]:
         command = command[1:]
-    if command[1:4] == ["-m", "benchmarks.soak_kv", "drive"]:
-        return "driver"
     return _MODULES.get(command[2]) if command[1:2] == ["-m"] and len(command) > 2 else None
 
 
@@ -388,7 +388,6 @@ _MODULES = {
     "gyre_hpc.engines.torch_server": "engine",
     "gyre_hpc.controller.main": "rank",
     "gyre_hpc.executions.supervisor": "supervisor",
-    "gyre_hpc.cli": "driver",
 }
 
 
