@@ -493,14 +493,15 @@ def _choice(kinds: type[Kind], option: str, value: str) -> Kind:
 
 
 class _Progress:
-    """What a long computation is at: each line for a person at a terminal, for anybody else one in ten seconds."""
+    """What a long computation is at: a line a second for a person at a terminal, for anybody else one in ten seconds."""
 
     def __init__(self) -> None:
-        self._told = time.monotonic()
+        self._each = 1.0 if sys.stderr.isatty() else 10.0
+        self._told = time.monotonic() - (self._each if sys.stderr.isatty() else 0.0)
 
     def __call__(self, line: str) -> None:
         now = time.monotonic()
-        if sys.stderr.isatty() or now - self._told >= 10:
+        if now - self._told >= self._each:
             print(f"... {line}", file=sys.stderr, flush=True)
             self._told = now
 

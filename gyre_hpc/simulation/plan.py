@@ -36,7 +36,7 @@ def plan(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[
         "origin": facts.origin,
         "nodes": nodes,
         "searched": searched,
-        "seeds": seeds,
+        "seeds": len(best.outcomes),
         "steps": facts.steps,
         "staleness_limit": staleness,
         "ran": ran,

@@ -2,11 +2,15 @@
 
 Successive halving: all candidates on one seed and a window of the run, the best of each mode on more seeds, the finalists on all seeds and
 the whole run. Candidates run the same executions under a seed, so few seeds tell them apart. No rule of thumb decides.
+
+Invariant: a round simulates no more than MOST executions and transfers: a search that would is thinned, evenly over all candidates, and has
+fewer seeds; what can't be thinned to that, and nodes that no schedule has an execution for, are refused with the numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -25,6 +29,12 @@ PHIS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 SPLITS = 12
 """Ways to split the nodes that are tried for async."""
 FINALISTS = 6
+MOST = 3_000_000
+"""Executions and transfers that a round simulates: about a minute and a half of one core."""
+SCALES = (0.9, 0.95, 0.975, 1.0, 1.025, 1.05, 1.1)
+"""Of the slots, around the best one."""
+FEWEST = 12
+"""Candidates below which a search is none."""
 
 
 @dataclass(frozen=True, order=True)
@@ -152,22 +162,65 @@ def search(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callabl
     """The finalists, best first, at least one of each mode that fits; and how many candidates there were."""
     bound = facts.staleness_bound
     everything = [c for c in candidates(nodes, facts.smallest_cell, staleness) if bound is None or c.mu - 1 <= bound]
+    _check_use(facts, nodes, staleness)
     window = min(WINDOW, facts.steps)
     short = window < facts.steps
-    tell(f"{len(everything)} candidates, {window} steps, 1 seed")
-    first = _try(everything, facts, window, short, 1)
-    kept = _best_of_modes(first, max(4, len(everything) // 16))
-    tell(f"{len(kept)} candidates, {window} steps, {min(3, seeds)} seeds")
-    second = _try(kept, facts, window, short, min(3, seeds))
+    chosen = _thinned(everything, facts, window)
+    first = _try(chosen, facts, window, short, 1, tell)
+    kept = _best_of_modes(first, max(4, len(chosen) // 16))
+    second = _try(kept, facts, window, short, _affordable(kept, facts, window, min(3, seeds)), tell)
     last = sorted({*_best(second, FINALISTS), *_best_of_modes(second, 1)})
-    tell(f"{len(last)} candidates, {facts.steps} steps, {seeds} seeds")
-    return sorted(_try(last, facts, facts.steps, False, seeds), key=lambda t: t.seconds), len(everything)
+    tried = _try(last, facts, facts.steps, False, _affordable(last, facts, facts.steps, seeds), tell)
+    return sorted(tried, key=lambda t: t.seconds), len(chosen)
 
 
-def _try(chosen: Iterable[Candidate], facts: Facts, steps: int, window: bool, seeds: int) -> list[Tried]:
+def _check_use(facts: Facts, nodes: int, staleness: float) -> None:
+    """ConfigError for more cells than there are ever executions."""
+    cells = nodes // facts.smallest_cell
+    ahead = max(phi + mu for phi, mu in _settings(staleness))
+    most = math.ceil(ahead * facts.groups_per_step) * facts.group_size
+    if cells > most:
+        what = f"{nodes} nodes are {cells} cells of {facts.smallest_cell}, and no schedule has more than {most} executions under way"
+        why = f"{ahead:g} steps of {facts.groups_per_step} x {facts.group_size}"
+        raise ConfigError(
+            f"{what} ({why})", f"give at most --nodes {most * facts.smallest_cell}, more --groups-per-step, or more --staleness"
+        )
+
+
+def _cost(chosen: Sequence[Candidate], facts: Facts, steps: int) -> int:
+    """Executions and transfers of one seed."""
+    return sum(steps * facts.groups_per_step * facts.group_size + 2 * c.cells * math.ceil(steps / c.mu) for c in chosen)
+
+
+def _thinned(everything: list[Candidate], facts: Facts, window: int) -> list[Candidate]:
+    """As many as may be simulated once, and whose finalists may. Raises ConfigError where that is no search."""
+    every = math.ceil(_cost(everything, facts, window) / MOST)
+    last = _cost(everything, facts, facts.steps) * (FINALISTS + len(Mode)) // len(everything)
+    while every < len(everything) and _cost(everything[::every], facts, window) > MOST:
+        every += 1
+    chosen = everything[::every]
+    if every > 1 and len(chosen) < FEWEST:
+        what = f"{window} steps of {facts.groups_per_step} x {facts.group_size} executions, {len(everything)} candidates"
+    elif last > 4 * MOST:
+        what = f"{facts.steps} steps of {facts.groups_per_step} x {facts.group_size} executions, {FINALISTS + len(Mode)} finalists"
+    else:
+        return chosen
+    raise ConfigError(
+        f"{what}: that is too much to simulate",
+        f"give fewer --steps (a round has at most {MOST:,} executions), or plan for a tenth of nodes and groups",
+    )
+
+
+def _affordable(chosen: Sequence[Candidate], facts: Facts, steps: int, seeds: int) -> int:
+    """How many of the seeds may be simulated, at least one."""
+    return max(1, min(seeds, MOST // _cost(chosen, facts, steps)))
+
+
+def _try(chosen: Sequence[Candidate], facts: Facts, steps: int, window: bool, seeds: int, tell: Callable[[str], None]) -> list[Tried]:
     """Those that get to the end; with many faults some never do. Raises GyreError when none does."""
     out, last = [], None
-    for candidate in chosen:
+    for number, candidate in enumerate(chosen):
+        tell(f"{number} of {len(chosen)} candidates, {steps} steps, {seeds} seed{'s' if seeds > 1 else ''}")
         scenario = candidate.scenario(facts, steps, window)
         try:
             out.append(Tried(candidate, tuple(simulate(scenario, seed) for seed in range(seeds))))
@@ -198,7 +251,8 @@ def _best_of_modes(tried: Sequence[Tried], count: int) -> list[Candidate]:
 def slopes(best: Candidate, facts: Facts, seeds: int) -> list[tuple[float, float]]:
     """(scale of the slots, seconds) around the best one: a cliff shows as a jump."""
     found = []
-    for scale in (0.9, 0.95, 0.975, 1.0, 1.025, 1.05, 1.1):
+    seeds = _affordable([best] * len(SCALES), facts, facts.steps, seeds)
+    for scale in SCALES:
         scenario = best.scenario(facts, facts.steps, slots=scale)
         found.append((scale, fmean(simulate(scenario, seed).seconds for seed in range(seeds))))
     return found

@@ -11,6 +11,7 @@ from gyre_hpc.config import check
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.report.summary import summarise
 from gyre_hpc.simulation import plan as planning
+from gyre_hpc.simulation import search as searching
 from gyre_hpc.simulation.facts import Facts
 from gyre_hpc.simulation.kernel import simulate
 from gyre_hpc.simulation.picture import MOST_CELLS, draw, draw_run
@@ -83,6 +84,31 @@ def test_the_search_finds_what_trying_everything_finds() -> None:
     assert finalists[0].seconds == pytest.approx(hours[finalists[0].candidate])
     assert [t.seconds for t in finalists] == sorted(t.seconds for t in finalists)
     assert {t.candidate.mode for t in finalists} == {"elastic", "colocate", "async"}
+
+
+def test_more_cells_than_executions_are_refused_with_the_numbers() -> None:
+    with pytest.raises(
+        ConfigError, match=r"1000000 nodes are 500000 cells of 2, and no schedule has more than 64 executions .* --nodes 128"
+    ):
+        search(replace(FACTS, smallest_cell=2), 1_000_000, 1.5, 1)
+
+
+def test_a_search_that_is_too_long_is_thinned_and_one_that_can_not_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, told = replace(FACTS, steps=2), list[str]()
+    everything = candidates(4, 1, 1.5)
+    each = 2 * 16 + 2 * 4 * 2  # executions, and transfers of 4 cells
+    monkeypatch.setattr(searching, "MOST", 20 * each)
+    tried, searched = search(facts, 4, 1.5, 4, told.append)
+    assert searching.FEWEST <= searched < len(everything) / 2
+    assert {len(one.outcomes) for one in tried} <= {1, 2, 3, 4}
+    assert {one.candidate.mode for one in tried} == {"elastic", "colocate", "async"}
+    assert told[0] == f"0 of {searched} candidates, 2 steps, 1 seed"
+    monkeypatch.setattr(searching, "MOST", 3 * each)
+    with pytest.raises(ConfigError, match=rf"2 steps of 4 x 4 executions, {len(everything)} candidates: that is too much"):
+        search(facts, 4, 1.5, 4)
+    monkeypatch.setattr(searching, "MOST", 40 * 12 * each)
+    with pytest.raises(ConfigError, match=r"20000 steps of 4 x 4 executions, 9 finalists: that is too much"):
+        search(replace(facts, steps=20_000), 4, 1.5, 4)
 
 
 def test_a_bound_on_the_staleness_of_every_group_is_kept() -> None:
