@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 860
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 12, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 30
 
 
 @dataclass(frozen=True)
