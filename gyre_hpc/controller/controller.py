@@ -50,7 +50,7 @@ from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
 from gyre_hpc.controller.messages import Close, Start, Stop, encode
 from gyre_hpc.controller.plan import GroupPlan, Planner
-from gyre_hpc.controller.publication import open_routes, path_of, publish
+from gyre_hpc.controller.publication import hold_calls, open_routes, path_of, publish
 from gyre_hpc.controller.resuming import branch_off, reconcile
 from gyre_hpc.controller.revival import Revival
 from gyre_hpc.controller.schedule import schedule_of
@@ -141,6 +141,8 @@ class Controller:
             self._check_idle()
             if not busy:
                 time.sleep(_POLL if self._activity is None else _SOON)
+        patience = min(self.config.deadlines.transfer, self.config.deadlines.stop)
+        self._drain(hold_calls(self.asking, self.client, self._serving(), patience))
         reason = "stopped" if self._stopping else "done"
         self._drain(self.asking.agree(Stop(reason), "stop", self.config.deadlines.step))
         self._show(force=True)
@@ -357,11 +359,15 @@ class Controller:
         self.events.emit("publish", version=version, seconds=round(time.monotonic() - began, 4), phases=phases)
         return [Published(version)]
 
+    def _serving(self) -> tuple[int, ...]:
+        """Cells whose routes may be open."""
+        rollout = (cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
+        return (*rollout, *self._standalone)
+
     def _export_and_update(self, version: int) -> Generator[None, None, dict[str, float]]:
         """The core's weights into every engine that serves; old versions go."""
         directory = self.paths.weights_of(version)
-        rollout = (cell for cell, state in enumerate(self.policy.roles.states) if state is CellState.ROLLOUT)
-        serving = (*rollout, *self._standalone)
+        serving = self._serving()
         phases = yield from publish(self.asking, self.client, self.config.deadlines, version, directory, serving, self._direct)
         self._weights = directory
         for old in sorted(self.paths.weights.glob("version-*"))[:-2]:
