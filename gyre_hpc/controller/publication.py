@@ -1,4 +1,6 @@
-"""New weights for every engine that serves: written by the core, loaded and checked by the engines while their calls are held.
+"""New weights for every engine that serves: written by the core, taken and checked by the engines while their calls are held.
+
+They load the files, or receive the same weights from the core's memory (`publication.path`); the files are there before in both cases.
 
 Ordering key: write, close, load, verify, reopen; the phases' seconds are told in that order. Invariants: no route is open while its engine
 loads; routes open when every engine has told its version, those of later cells first: what waits goes there, and they stay in rollout

@@ -11,7 +11,8 @@ With `handover: nixl` a call may bring a ticket for KV that another engine keeps
 Log-probs are vLLM's `processed_logprobs`: temperature applied, but top-p/top-k as well. The interface promises them before cuts, so a
 call with cuts is refused here.
 
-Weights: `vllm_worker` loads them over collective_rpc (a failed load leaves the model half new, so it ends the engine), then the prefix
+Weights: `vllm_worker` loads them over collective_rpc (a failed load leaves the model half new, so it ends the engine; weights that are
+received and do not arrive never come near the model, weight_stream.py), then the prefix
 cache is reset (vLLM keeps it otherwise: stale KV), then the version is set and read back, then one token is asked for. On GPU `release` is
 sleep level 2, which drops weights and KV; a CPU has nothing to free and only the prefix cache goes.
 """

@@ -17,14 +17,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from gyre_hpc import canary
 from gyre_hpc.checkpoint import CoreState, RunState, latest, read_core, save
 from gyre_hpc.config import Config, check
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.paths import RunPaths
-from gyre_hpc.training.actor import Core, Satellite
+from gyre_hpc.training.actor import Core, Satellite, published
 from gyre_hpc.training.loss import Sums
 from tests.training.conftest import TRAINING, make_rows
 
@@ -296,3 +297,34 @@ def test_bfloat16_trains_with_float32_masters(cells: Path) -> None:
     assert master.dtype == np.float32
     assert np.array_equal(torch.from_numpy(master).bfloat16().float().numpy(), rounded)
     assert not np.array_equal(master, rounded)
+
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(**SHAPE, tie_word_embeddings=True),
+        Qwen3MoeConfig(**SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
+    ],
+)
+def test_what_engines_receive_is_what_they_would_load_from_files(config: PretrainedConfig, tmp_path: Path) -> None:
+    """Tied tensors once, fused experts apart."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "first")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "first", dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "second")
+    written, sent = load_file(tmp_path / "second" / "model.safetensors"), published(model)
+    assert sorted(written) == sorted(name for name, _ in sent)
+    for name, tensor in sent:
+        assert tensor.is_contiguous()
+        assert tensor.dtype == written[name].dtype == torch.bfloat16
+        assert torch.equal(tensor, written[name])
