@@ -48,11 +48,20 @@ class RunSection(_Section):
     """What the run is called, where it lives and how long it goes on."""
 
     name: str = ""
+    """Also of the run's folder, unless `dir` says where."""
     dir: Path | None = None
     seed: int = 0
     steps: Positive = 20
     min_free_mb: Annotated[int, Field(ge=0)] = 512
     """Free space that the run directory's file system must have at the start; the run stops, resumable, when a quarter of it is left."""
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, value: str) -> str:
+        """A name with a path in it would make the run somewhere else than below `runs`."""
+        if "/" in value or value in (".", "..") or not value.isprintable():
+            raise PydanticCustomError("no_name", "a name has no / and no control characters in it; run.dir says where a run lives")
+        return value
 
 
 class ModelSection(_Section):

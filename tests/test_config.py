@@ -122,6 +122,16 @@ def test_a_colon_in_a_key_that_has_a_value_is_nobodys_business(tmp_path: Path) -
     assert load(write(tmp_path, "slurm: {additional: {'a:b': 1, c: null}}")).slurm.additional == {"a:b": 1, "c": None}
 
 
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "..", '"a\\nb"'])
+def test_a_name_is_one_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name = .* run\.dir says where a run lives$"):
+        load(write(tmp_path, ""), [f"run.name={name}"])
+
+
+def test_a_name_may_be_in_any_script(tmp_path: Path) -> None:
+    assert str(load(write(tmp_path, ""), ["run.name=lauf-ü,lr=0.1 日本"]).run_dir) == "runs/lauf-ü,lr=0.1 日本"
+
+
 @pytest.mark.parametrize("override", ["schedule.mu=2", "schedule.streaming=true"])
 def test_a_step_whose_groups_are_not_all_known_is_not_shuffled(tmp_path: Path, override: str) -> None:
     config = write(tmp_path, "schedule:\n  shuffle: true\n  streaming: false\n")

@@ -77,8 +77,7 @@ class FolderSource:
         trying: Callable[[Task], None] = lambda task: None,
     ) -> None:
         """`trying` hears of each task before the gate tries it."""
-        _check_folder(path)
-        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        folders = _folders(path)
         known: dict[str, str] = json.loads(verdicts.read_text()) if verdicts.exists() else {}
         self.seed = seed
         self.tasks: list[Task] = []
@@ -95,8 +94,7 @@ class FolderSource:
             else:
                 self.tasks.append(harbor.load(folder))
         if not self.tasks:
-            last = next(reversed(self.left_out), "no folder in it")
-            raise ConfigError(f"tasks.source = {path} has no usable task: {last}", "give a folder of tasks in Harbor format")
+            raise ConfigError(f"tasks.source = {path} has no usable task: {self.left_out[-1]}", "give a folder of tasks in Harbor format")
 
     def task(self, index: int) -> Task:
         turn, place = divmod(index, len(self.tasks))
@@ -137,7 +135,7 @@ def check_source(config: Config) -> None:
     if config.tasks.source == CHORES:
         _check_grades(config.tasks.difficulty)
     else:
-        _check_folder(Path(config.tasks.source))
+        _folders(Path(config.tasks.source))
 
 
 def _check_grades(difficulty: Sequence[int]) -> None:
@@ -146,9 +144,17 @@ def _check_grades(difficulty: Sequence[int]) -> None:
         raise ConfigError(f"tasks.difficulty has {wrong[0]}", f"grades of {CHORES} go from 1 to {MAX_DIFFICULTY}")
 
 
-def _check_folder(path: Path) -> None:
+def _folders(path: Path) -> list[Path]:
+    """Those that may be tasks, in order. Raises ConfigError if there is none."""
     if not path.is_dir():
         raise ConfigError(f"tasks.source = {path} is no folder", f"give a folder of tasks in Harbor format, or {CHORES}")
+    try:
+        found = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise ConfigError(f"tasks.source = {path}: {error.strerror}", "make it readable") from None
+    if not found:
+        raise ConfigError(f"tasks.source = {path} has no folder in it, so no task", f"give a folder of tasks in Harbor format, or {CHORES}")
+    return found
 
 
 def _replace(path: Path, text: str) -> None:

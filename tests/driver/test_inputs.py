@@ -36,6 +36,12 @@ def test_a_mistake_is_one_line(sections: dict[str, Any], words: str) -> None:
         check_inputs(check(sections, "test"))
 
 
+def test_a_folder_without_tasks_is_told_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "README").touch()
+    with pytest.raises(ConfigError, match="has no folder in it, so no task; give a folder of tasks in Harbor format"):
+        check_inputs(check({"tasks": {"source": str(tmp_path)}}, "test"))
+
+
 def test_nothing_is_submitted_with_a_mistake_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "require_slurm", lambda: None)
     config = check({"run": {"dir": str(tmp_path / "one"), "name": "x"}, "tasks": {"source": "/nowhere"}}, "test")

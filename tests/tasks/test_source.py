@@ -109,7 +109,7 @@ def test_folder_is_gated_again_after_a_change(tmp_path: Path) -> None:
 def test_folder_without_tasks(tmp_path: Path) -> None:
     pretended = PretendedGate(set())
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"has no usable task: no folder in it"):
+    with pytest.raises(ConfigError, match=r"has no folder in it, so no task"):
         FolderSource(tmp_path / "empty", 0, tmp_path / "gate.json", pretended.score, pretended.solve)
     with pytest.raises(ConfigError, match="is no folder"):
         FolderSource(tmp_path / "none", 0, tmp_path / "gate.json", pretended.score, pretended.solve)
