@@ -13,7 +13,7 @@ import logging
 import shutil
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,10 +46,11 @@ from gyre_hpc.config import Config
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.changes import Changes
 from gyre_hpc.controller.engines import Engines
+from gyre_hpc.controller.feeding import Feeding
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.live import Counts, LiveFile
-from gyre_hpc.controller.messages import Close, Start, Stop, encode
-from gyre_hpc.controller.plan import GroupPlan, Planner
+from gyre_hpc.controller.messages import Close, Start, Stop
+from gyre_hpc.controller.plan import Planner
 from gyre_hpc.controller.publication import hold_calls, open_routes, path_of, publish
 from gyre_hpc.controller.resuming import branch_off, reconcile
 from gyre_hpc.controller.revival import Revival
@@ -94,10 +95,10 @@ class Controller:
         self.events = EventLog(paths.events)
         self.live = LiveFile(paths.live)
         self.groups = Groups()
-        self.planner = Planner(StoreReader(paths.trees), config.training.jmax, config.run.seed, config.training.tokens_per_microstep)
-        self._plans: list[tuple[int, GroupPlan]] = []
+        training = config.training
+        planner = Planner(StoreReader(paths.trees), training.jmax, config.run.seed, training.tokens_per_microstep)
+        self._feeding = Feeding(planner, StepWork(counter), channel, config.schedule.shuffle)
         self.branches = Branches()
-        self._work = StepWork(counter)
         self._engines = Engines(())
         """As they were at the start."""
         self._direct, why = path_of(config.publication.path, config.rollout.engine)
@@ -190,7 +191,7 @@ class Controller:
                 case Dispatch():
                     self._dispatch(decision)
                 case Feed():
-                    self._feed([decision.group, *self._fed_with_it()])
+                    self._feeding.feed([decision.group, *self._fed_with_it()], self.groups, self.policy.step + 1)
                 case Drop():
                     self._drop(decision.group)
                 case Transfer():
@@ -225,7 +226,7 @@ class Controller:
         """With `schedule.join_late` the open step is closed once its work is claimed."""
         if not self.policy.schedule.join_late or self._activity is not None:
             return
-        claimed, moved = self._work.look(self.policy.step + 1)
+        claimed, moved = self._feeding.look(self.policy.step + 1)
         if moved:
             self._progress_at = time.monotonic()
         if claimed is not None:
@@ -295,7 +296,7 @@ class Controller:
         following = 1 + max((int(entry["group"]) for entry in ledger["groups"]), default=first - 1)
         if self.attempt > 1:
             here = Branch(step, following, int(ledger["first_execution"]))
-            self.branches = self.planner.branches = branch_off(self.saved, here, first, self.paths, self.events)
+            self.branches = self._feeding.planner.branches = branch_off(self.saved, here, first, self.paths, self.events)
         frontier = self.groups.restore(ledger, first, self.branches)
         self._changes_after = int(ledger["next"])
         logger.info("attempt %d begins at step %d with %d groups in the ledger", self.attempt, step, len(frontier))
@@ -313,8 +314,7 @@ class Controller:
         return [tell(self.events, order, ended, int(status.get("live", 0)))]
 
     def _close(self, step: int) -> Activity:
-        plans, items = self._plans, self.planner.next_item
-        self._plans, self.planner.next_item = [], 0
+        plans, items = self._feeding.close()
         fields = trained(step, plans, self.groups, self.policy.roles.prefix, self.attempt)
         snapshot = self.policy.snapshot()
         message = Close(
@@ -328,7 +328,7 @@ class Controller:
             state={"schedule": snapshot, "branches": self.branches.saved()},
         )
         reports = yield from self.asking.agree(message, f"step {step}", self.config.deadlines.step)
-        self._work.closed()
+        self._feeding.closed()
         core = reports[0]
         seconds = time.monotonic() - self._step_started
         self._step_started = time.monotonic()
@@ -396,16 +396,6 @@ class Controller:
             self._decisions.popleft()
             groups.append(following.group)
         return groups
-
-    def _feed(self, groups: Sequence[int]) -> None:
-        ended = [[self.groups[group].outcomes[index] for index in sorted(self.groups[group].outcomes)] for group in groups]
-        shuffled = self.config.schedule.shuffle
-        plans = self.planner.together(ended, self.policy.step + 1) if shuffled else map(self.planner.plan, ended)
-        for group, plan in zip(groups, plans, strict=True):
-            self._plans.append((group, plan))
-            self._work.fed(len(plan.work.items))
-            if plan.work.items:
-                self.channel.announce(encode(plan.work), agree=False)
 
     def _show(self, force: bool = False) -> None:
         if not (force or self.live.due()):
