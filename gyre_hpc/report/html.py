@@ -22,6 +22,8 @@ from gyre_hpc.viewing import see
 
 _ROLE_COLOURS = {"starting": "grey", "rollout": "blue", "training": "pink", "transfer": "amber"}
 
+MOST_CELLS = 60
+"""Cells that are drawn."""
 MARKED = 60
 """Steps whose ends are drawn among the cells' roles."""
 _STYLE = Path(__file__).with_name("style.css")
@@ -125,7 +127,7 @@ def _clock(summary: Summary) -> tuple[list[float], list[float]]:
 
 def _roles(summary: Summary) -> str:
     rows = []
-    for cell in range(summary.cells):
+    for cell in range(min(summary.cells, MOST_CELLS)):
         spans = [span for span in summary.spans if span.cell == cell]
         name = "core" if cell == 0 else f"cell {cell}"
         rows.append(
@@ -137,7 +139,8 @@ def _roles(summary: Summary) -> str:
     marks = [(at, f"attempt {i + 1}") for i, at in enumerate(summary.attempts)]
     marks += [(float(step["t"]) - summary.zero, f"step {step['step']}") for step in summary.steps] if len(summary.steps) <= MARKED else []
     shares = ", ".join(f"{state} {summary.share(state):.0%}" for state in _ROLE_COLOURS)
-    told = f"Share of the cells' time: {shares}. Dashed lines: starts of attempts, and ends of steps if they are few. "
+    few = f"The first {MOST_CELLS} of {summary.cells} cells. " if summary.cells > MOST_CELLS else ""
+    told = f"{few}Share of the cells' time: {shares}. Dashed lines: starts of attempts, and ends of steps if they are few. "
     note = f'<p class="note">{told}Hold the pointer over a bar or a line for its numbers.</p>'
     return svg.legend(list(_ROLE_COLOURS.items())) + svg.gantt(rows, summary.seconds, marks) + note
 

@@ -105,6 +105,14 @@ def test_the_report_tells_starts_from_rollout_and_shows_standalone_nodes(run: Ru
     assert "1 of 2" in page
 
 
+def test_the_report_draws_no_more_cells_than_a_page_holds(run: RunPaths) -> None:
+    events = [{"t": 0.0, "kind": "run.start", "cells": [["n"]] * 100}, {"t": 1.0, "kind": "run.end", "status": "done"}]
+    page = html.render(run, html.summarise(events))
+    assert "The first 60 of 100 cells" in page
+    assert "cell 59<" in page
+    assert "cell 60<" not in page
+
+
 def test_the_live_display_shows_the_run_and_ends_with_it(run: RunPaths) -> None:
     work(run).emit("run.end", status="done", exit_code=0)
     out = io.StringIO()
