@@ -25,6 +25,7 @@ Seconds = Annotated[float, Field(gt=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 BUILTIN_MODEL = "builtin:quickstart"
+_DEEP, _FLAT = "is nested too deeply, or has an alias inside what it names", "write sections with keys, one level below the other"
 _WANTED: Mapping[Any, str] = {int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -347,9 +348,10 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+            name = key.value if isinstance(key, yaml.ScalarNode) else id(key)
+            if key.tag != "tag:yaml.org,2002:merge" and name in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands there twice", key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 
@@ -386,6 +388,8 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
         tree = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"config {path} is not YAML: {error}", "mend the line that is named") from None
+    except RecursionError:
+        raise ConfigError(f"config {path} {_DEEP}", _FLAT) from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -409,7 +413,10 @@ def _laid_over(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def check(tree: Mapping[str, Any], origin: str) -> Config:
     """Validate a plain tree of values. Raises ConfigError with one line for the first mistake and the number of others."""
-    glued = next(_glued(tree), None)
+    try:
+        glued = next(_glued(tree), None)
+    except RecursionError:
+        raise ConfigError(f"{origin} {_DEEP}", _FLAT) from None
     if glued is not None:
         raise ConfigError(f"{origin}: {glued} is one key without a value", f"write a blank after the colon: {glued.replace(':', ': ', 1)}")
     try:

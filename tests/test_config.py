@@ -140,6 +140,21 @@ def test_a_step_whose_groups_are_not_all_known_is_not_shuffled(tmp_path: Path, o
         load(config, [override])
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("? [a, b]\n: 1\n", "is not YAML: .*unhashable key"),
+        ("run: &a {name: *a}\n", "nested too deeply, or has an alias inside what it names; write sections"),
+        ("run: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deeply"),
+        ("1: 2\n", "keys should be strings"),
+    ],
+    ids=["key", "alias", "depth", "number"],
+)
+def test_odd_yaml_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(write(tmp_path, text))
+
+
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"No such file.*give the path"):
         load(tmp_path / "none.yaml")
