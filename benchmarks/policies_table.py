@@ -11,7 +11,7 @@ from benchmarks.policies_measure import Measured
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report.summary import summarise
-from gyre_hpc.simulation.picture import draw, draw_run
+from gyre_hpc.simulation.picture import draw_run, draw_work
 
 Found = Mapping[tuple[str, int], Measured]
 """By name of the policy and seed."""
@@ -95,7 +95,7 @@ def draw_pictures(found: Mapping[str, Measured], folder: Path) -> None:
         events = list(read_events(RunPaths(m.run).events))
         file = name.replace(" ", "-").replace("+", "-")
         (folder / f"real-{file}.svg").write_text(draw_run(summarise(events), float(events[0]["t"]), began=m.began))
-        (folder / f"simulated-{file}.svg").write_text(draw(m.outcome, m.standalone))
+        (folder / f"simulated-{file}.svg").write_text(draw_work(m.outcome, m.standalone))
 
 
 def _mean(runs: Sequence[Measured], name: str) -> float:

@@ -21,6 +21,13 @@ def draw(found: Outcome, standalone: int = 0) -> str:
     return _drawn(found.spans, found.steps, found.seconds, standalone)
 
 
+def draw_work(found: Outcome, standalone: int = 0) -> str:
+    """The same from the first dispatch to the last step's end, to stand beside `draw_run` of a real run."""
+    start = found.began
+    spans = [Span(s.cell, s.state, max(s.start, start) - start, s.end - start) for s in found.spans if s.end > start]
+    return _drawn(spans, [at - start for at in found.steps], max(found.steps) - start, standalone)
+
+
 def draw_run(summary: Summary, zero: float, began: float | None = None, lead: float = 5.0) -> str:
     """The same of a real run, from the clock `began` on, or from `lead` seconds before its first transfer; `zero`: time of the log's first
     event."""
