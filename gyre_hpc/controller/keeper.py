@@ -74,7 +74,7 @@ class Keeper:
     def load(self, model: Path, version: int, deadline: float, source: str = "") -> dict[str, float]:
         """All have these weights; the dead ones are started again. A released one does not serve before `resume`.
 
-        `source`: those that serve receive from there, for half of the deadline at most; who gets nothing loads from files.
+        `source`: those that serve receive from there; who does not get everything in half of the deadline loads from files.
         Seconds of `load`, and of `verify`: every engine is asked for its version and for the canary's log-probs. With a source, of
         `receive` too, and how many loaded from files after all (`fell_back`).
         """
@@ -89,7 +89,7 @@ class Keeper:
         else:
 
             def action(server: EngineServer) -> None:
-                if source and self._receive(server, source, version, deadline / 2, received):
+                if source and self._receive(server, source, version, deadline, received):
                     return
                 server.update_weights(model, version, max(1.0, end - time.monotonic()))
 

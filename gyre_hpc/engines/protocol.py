@@ -216,7 +216,10 @@ class EngineServer(Protocol):
         ...
 
     def receive_weights(self, source: str, version: int, deadline: float) -> None:
-        """As `update_weights`, from a sender (weight_stream.py). Raises NotReceived where the engine stays as it was."""
+        """As `update_weights`, from a sender (weight_stream.py). Raises NotReceived where the engine stays as it was.
+
+        The stream has half of `deadline`, so that after NotReceived there is time left to load files.
+        """
         ...
 
     def release(self, deadline: float) -> None:

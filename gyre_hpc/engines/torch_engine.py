@@ -88,7 +88,7 @@ class TorchEngine:
         self._load("update_weights", model, version, deadline)
 
     def receive_weights(self, source: str, version: int, deadline: float) -> None:
-        failed = self._post("receive", deadline + _GRACE, source=source, version=version, seconds=deadline).get("failed")
+        failed = self._post("receive", deadline, source=source, version=version, seconds=deadline / 2).get("failed")
         if failed:
             raise NotReceived(f"engine {self.pid}: {failed}")
         self._require(version, deadline)

@@ -141,19 +141,19 @@ class VllmEngine:
         was_paused = self.health(deadline)["paused"]
         if not was_paused:
             self.pause(end - time.monotonic())
-        left = max(0.1, end - time.monotonic())
-        told = self._workers("gyre_receive_weights", left + _GRACE, source, version, left)
+        left = end - time.monotonic()
+        told = self._workers("gyre_receive_weights", left, source, version, left - deadline / 2)
         failed = next((result["failed"] for result in told if "failed" in result), "")
         if failed:
-            self._workers("gyre_forget_weights", _GRACE)
+            self._workers("gyre_forget_weights", end - time.monotonic())
         else:
-            self._take(version, source.partition("/")[0], max(_GRACE, end - time.monotonic()), "gyre_take_weights")
+            self._take(version, source.partition("/")[0], end - time.monotonic(), "gyre_take_weights")
         if not was_paused:
-            self.resume(_GRACE)
+            self.resume(end - time.monotonic())
         if failed:
             raise NotReceived(f"vLLM engine {self.pid}: {failed}")
         if not was_paused:
-            self._canary(version, _GRACE)
+            self._canary(version, end - time.monotonic())
 
     def release(self, deadline: float) -> None:
         end = time.monotonic() + deadline
