@@ -107,6 +107,8 @@ def mpi(steps: str, seconds: str) -> None:
 
     folder = Path(os.environ[MARK])
     rank = int(os.environ["PMI_RANK"])
+    if rank == 1 and os.environ.get("STUMBLES", "").startswith("late"):
+        time.sleep(3600)
     mark_ready(folder, rank)
     _stumble(folder, rank)
     MPI.Init()
@@ -132,7 +134,7 @@ def _layout(runtime: Runtime) -> Layout:
 def _stumble(folder: Path, rank: int) -> None:
     """`STUMBLES`=abort:N or hang:N: the first N starts of the ranks fail as MPI_Init does where addresses don't get through PMI.
 
-    abort: the launcher is gone and its ranks are left over.
+    abort: the launcher is gone and its ranks are left over. late: one rank never comes as far.
     """
     how, _, times = os.environ.get("STUMBLES", ":0").partition(":")
     tried = sum(event["kind"] == "mpi.again" for event in read_events(folder.parents[1] / "events.jsonl"))

@@ -258,8 +258,19 @@ def test_a_model_path_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
 def test_ranks_that_fail_in_mpi_init_are_started_again(run: RunPaths, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUMBLES", f"{how}:2")
     monkeypatch.setattr(attempt, "WorldWatch", lambda folder, ranks, limit: WorldWatch(folder, ranks, 3.0 if how == "hang" else 60.0))
+    monkeypatch.setattr(WorldWatch, "late", lambda watch, now: None)  # imports may take longer than that
     assert drive(run.root, programs=programs(steps=2)) == ExitCode.DONE
     assert kinds(run) == ["run.start", "mpi.again", "mpi.again", *["step.end", "checkpoint"] * 2, "run.end"]
+    assert left_behind(run) == []
+
+
+@pytest.mark.job
+def test_a_rank_that_never_comes_as_far_as_mpi_init_ends_the_attempt_by_name(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUMBLES", "late:9")
+    monkeypatch.setattr(attempt, "WorldWatch", lambda folder, ranks, limit: WorldWatch(folder, ranks, 10.0))
+    with pytest.raises(Resumable, match=r"waited 10 s for rank 1 to be ready for MPI_Init; see mpi\.log"):
+        drive(run.root, programs=programs(steps=2))
+    assert kinds(run) == ["run.start", "failure", "run.end"]
     assert left_behind(run) == []
 
 
