@@ -53,6 +53,8 @@ PAUSE = 2.0
 """Seconds between two looks."""
 TOOLS = "Bash,Read,Write"
 """Of the real client: with all that it has its prompt is 27,000 tokens long, half a minute of work for an engine on a busy core."""
+RETURN = {f"MALLOC_{what}_THRESHOLD_": str(128 << 10) for what in ("MMAP", "TRIM")}
+"""glibc's first thresholds, kept: it raises them by what is freed, and then keeps tens of MB between two passes, which looks like growth."""
 EXPLAINED = {"clean", "retry", "compaction", "sub-agent", "edit", "side-query"}
 
 
@@ -140,7 +142,7 @@ class Soak:
         self.taken: set[int] = set()
         """Executions that the client was seen at."""
         self.log = folder / "run.log"
-        self._environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+        self._environment = {**os.environ, **RETURN, "TMPDIR": str(folder / "tmp")}
         if engine == "vllm":
             self._environment["PYTHONPATH"] = str(ROOT)  # vLLM's workers import soak_kv.py
         (folder / "tmp").mkdir()
