@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from gyre_hpc.engines.handover import Counters, Departure, Doubt, Gone, Ticket
 from gyre_hpc.engines.handover_nixl import NixlLink, options, read_block, read_counters
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineServer, GenerateRequest, Sampling
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.gateway.router import Router
 from tests.engines.forced import Forced, Outcome
 from tests.engines.models import VOCABULARY, plain_logprobs
 from tests.engines.vllm_servers import Servers, small_model
@@ -196,6 +198,50 @@ async def test_forced_transfers_are_invisible_and_cost_a_block_with_nixl_and_all
         print(f"\n{len(those)} of a {kind}: computed again mean {sum(beyond) / len(beyond):.1f}, at most {max(beyond)} tokens; ", end="")
         print(f"{sum(h.counted.pulled for h in those)} pulled, {sum(h.report['bytes'] for h in those)} bytes; ", end="")
         print(f"pin median {median(pins)} at most {max(pins)} s, pull median {median(pulls)} at most {max(pulls)} s")
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+async def test_two_engines_of_a_cell_leave_with_its_calls_held_and_return_as_one(pair: Pair, sides: tuple[Side, Side]) -> None:
+    """No other cell has room: what both engines had is given up with their KV, and computed again when they are back."""
+    router = Router(linker=lambda address: NixlLink(address, PATIENCE))
+    engines = (pair.a, pair.b)
+    for number, engine in enumerate(engines):
+        router.set_route(1, replace(engine.address, capacity=3), number)
+    router.open(1)
+    before = [await side.link.counters() for side in sides]
+    prompts = [random_prompt(f"two {i}", 150 + 40 * i) for i in range(6)]
+    tokens: list[list[int]] = [[] for _ in prompts]
+    logprobs: list[list[float]] = [[] for _ in prompts]
+
+    async def call(i: int) -> None:
+        async with aclosing(router.generate(GenerateRequest(f"two-{i}", prompts[i], Sampling(600, 0.0)), i)) as stream:
+            async for chunk in stream:
+                tokens[i].extend(chunk.tokens.tolist())
+                logprobs[i].extend(chunk.logprobs.tolist())
+
+    calls = [asyncio.create_task(call(i)) for i in range(len(prompts))]
+    while not all(tokens):
+        await asyncio.sleep(0.01)
+    assert not any(task.done() for task in calls)
+    left = await router.close(1, PATIENCE)
+    assert (left["moved"], left["held"]) == (0, len(calls))
+    assert (left["handover"]["calls"], left["handover"]["tokens"]) == (0, 0)
+    for engine in engines:
+        await asyncio.to_thread(engine.release, 30.0)
+    held = [len(found) for found in tokens]
+    for engine in engines:
+        await asyncio.to_thread(engine.restore, pair.model, 0, 60.0)
+    assert [len(found) for found in tokens] == held, "nothing comes while they are away"
+    router.open(1)
+    await asyncio.wait_for(asyncio.gather(*calls), 200)
+    for i, prompt in enumerate(prompts):
+        assert len(tokens[i]) == 600
+        right(pair.model, prompt, tokens[i], logprobs[i])
+    for side, then in zip(sides, before, strict=True):
+        computed = (await side.link.counters()).since(then).computed
+        assert computed >= 2 * min(map(len, prompts)), "each engine had some of them, before and after"
+    await router.aclose()
 
 
 @pytest.mark.vllm
