@@ -54,7 +54,7 @@ PAUSE = 2.0
 TOOLS = "Bash,Read,Write"
 """Of the real client: with all that it has its prompt is 27,000 tokens long, half a minute of work for an engine on a busy core."""
 RETURN = {f"MALLOC_{what}_THRESHOLD_": str(128 << 10) for what in ("MMAP", "TRIM")}
-"""glibc's first thresholds, kept: it raises them by what is freed, and then keeps tens of MB between two passes, which looks like growth."""
+"""glibc's first thresholds, kept: it raises them by what is freed, and then keeps tens of MB between passes, which looks like growth."""
 EXPLAINED = {"clean", "retry", "compaction", "sub-agent", "edit", "side-query"}
 
 
