@@ -331,6 +331,9 @@ class Soak:
 
     def _grown(self, found: Found, allowed: Allowed) -> None:
         count = len(self.samples)
+        if count < 8:
+            found.problems.append(f"only {count} looks: nothing can be said of what grows")
+            return
         early, late = self.samples[count // 4 : count // 2], self.samples[-(count // 4) :]
         for name in early[0].processes:
             before, after = [[int(median(sample.processes[name][i] for sample in part)) for i in range(4)] for part in (early, late)]
