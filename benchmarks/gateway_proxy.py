@@ -46,7 +46,7 @@ from gyre_hpc.engines.upstream import OPENAI, UpstreamClient, Wire
 from gyre_hpc.gateway.app import HarnessApi, build_app
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.router import Router
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from trees.records import Execution, Group
 from trees.store import StoreWriter
 

@@ -39,9 +39,9 @@ from gyre_hpc.engines.frames import Frames, frame
 from gyre_hpc.engines.protocol import GenerateRequest, TokenChunk
 from gyre_hpc.engines.streaming import Lines, sound
 from gyre_hpc.engines.vllm_wire import parse_line
-from gyre_hpc.gateway import anthropic
+from gyre_hpc.gateway.dialects import anthropic
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from trees.records import Execution, Group
 from trees.store import StoreWriter
 

@@ -518,7 +518,7 @@ def _cross_check_harness(harness: HarnessSection, origin: str) -> None:
 
 
 def _check_parsers(config: Config, origin: str) -> None:
-    from gyre_hpc.gateway.parsers import check_names
+    from gyre_hpc.gateway.text.parsers import check_names
 
     try:
         check_names(config.model.tool_parser, config.model.reasoning_parser)

@@ -19,10 +19,10 @@ from typing import Any
 import orjson
 
 from gyre_hpc import __version__
-from gyre_hpc.gateway.canonical import Message
-from gyre_hpc.gateway.parsers import Parsers
-from gyre_hpc.gateway.template import TurnRenderer
-from gyre_hpc.gateway.toolcalls import blocks_of
+from gyre_hpc.gateway.dialects.canonical import Message
+from gyre_hpc.gateway.text.parsers import Parsers
+from gyre_hpc.gateway.text.template import TurnRenderer
+from gyre_hpc.gateway.text.toolcalls import blocks_of
 from trees.export import as_dict
 from trees.records import Group, NodeKind, Role
 from trees.tree import Tree

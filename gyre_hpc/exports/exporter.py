@@ -147,8 +147,8 @@ def _atif(reader: StoreReader, folder: Path, out: Path, options: Options) -> dic
 def _trajectories(folder: Path, model: Path | None) -> Trajectories:
     from gyre_hpc.config import Config
     from gyre_hpc.exports.atif import Agent, Trajectories
-    from gyre_hpc.gateway.parsers import make_parsers
-    from gyre_hpc.gateway.template import TurnRenderer
+    from gyre_hpc.gateway.text.parsers import make_parsers
+    from gyre_hpc.gateway.text.template import TurnRenderer
     from gyre_hpc.model import model_directory
 
     frozen = next((file for file in (folder / "config.yaml", folder.parent / "config.yaml") if file.is_file()), None)

@@ -19,9 +19,9 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
-from gyre_hpc.gateway import anthropic, chat, responses
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Spent
-from gyre_hpc.gateway.dialect import Answer, Dialect, parse_body, sayable
+from gyre_hpc.gateway.dialects import anthropic, chat, responses
+from gyre_hpc.gateway.dialects.dialect import Answer, Dialect, parse_body, sayable
 from gyre_hpc.gateway.ledger import Over
 from gyre_hpc.gateway.recorder import Recorder
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gyre_hpc.gateway.toolcalls import Piece
+from gyre_hpc.gateway.text.toolcalls import Piece
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gyre_hpc.gateway.canonical import Message
+from gyre_hpc.gateway.dialects.canonical import Message
 from gyre_hpc.gateway.live import Live
 from gyre_hpc.gateway.notes import NOTED_TOOLS, Answered
 from gyre_hpc.gateway.prompts import Start

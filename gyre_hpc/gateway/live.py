@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre_hpc.engines.prompt import Prompt, Run
-from gyre_hpc.gateway.bodies import Memory
 from gyre_hpc.gateway.calls import CallStream
+from gyre_hpc.gateway.dialects.bodies import Memory
 from gyre_hpc.gateway.reservations import Reservations
 from gyre_hpc.gateway.roles import History
 from trees.records import CallEnd

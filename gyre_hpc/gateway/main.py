@@ -37,12 +37,12 @@ from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.gateway.app import HarnessApi, build_app
 from gyre_hpc.gateway.control import ControlApi
 from gyre_hpc.gateway.ledger import Ledger
-from gyre_hpc.gateway.parsers import Parsers, make_parsers
 from gyre_hpc.gateway.pump import EventPump
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.redact import log_to
 from gyre_hpc.gateway.router import Router
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.parsers import Parsers, make_parsers
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, Address, write_address

@@ -13,11 +13,11 @@ import numpy as np
 
 from gyre_hpc.engines.prompt import Prompt, Run
 from gyre_hpc.gateway.calls import BadRequest
-from gyre_hpc.gateway.canonical import Conversation
+from gyre_hpc.gateway.dialects.canonical import Conversation
 from gyre_hpc.gateway.live import Live
 from gyre_hpc.gateway.notes import Asked
 from gyre_hpc.gateway.roots import Roots
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from trees.matching import Match, MessageIndex
 
 LONG = 100_000

@@ -25,17 +25,17 @@ import numpy as np
 from blake3 import blake3
 
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, Sampling, TokenChunk
-from gyre_hpc.gateway.bodies import Memory
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Event, PromptTooLong, Spent, Started
-from gyre_hpc.gateway.canonical import Conversation, Message
 from gyre_hpc.gateway.committer import Committer
+from gyre_hpc.gateway.dialects.bodies import Memory
+from gyre_hpc.gateway.dialects.canonical import Conversation, Message
 from gyre_hpc.gateway.entries import Entries
 from gyre_hpc.gateway.live import Live, Texts
-from gyre_hpc.gateway.parsers import OURS, Parsers
 from gyre_hpc.gateway.prompts import Prompts, Start
 from gyre_hpc.gateway.request import CallRequest
 from gyre_hpc.gateway.resume import read_past
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.parsers import OURS, Parsers
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.gateway.turn import Turn
 from trees.ids import Ids
 from trees.matching import MessageIndex

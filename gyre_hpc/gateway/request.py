@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gyre_hpc.gateway.canonical import Conversation, Message
+from gyre_hpc.gateway.dialects.canonical import Conversation, Message
 
 
 @dataclass(frozen=True)

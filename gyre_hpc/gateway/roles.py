@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gyre_hpc.gateway.canonical import Conversation, Message
+from gyre_hpc.gateway.dialects.canonical import Conversation, Message
 from gyre_hpc.gateway.harnesses import Patterns
 from gyre_hpc.gateway.notes import Answered, Asked, Verdict
 from trees.matching import Match, chain

@@ -12,8 +12,8 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre_hpc.gateway.canonical import Conversation
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.dialects.canonical import Conversation
+from gyre_hpc.gateway.text.template import TurnRenderer
 
 KEPT_TOKENS = 1 << 22
 """Tokens that are kept in all (4 bytes each)."""

@@ -42,7 +42,7 @@ from gyre_hpc.gateway.main import MODEL_NAME, Gateway, Parts, prepare_process, s
 from gyre_hpc.gateway.pump import EventPump
 from gyre_hpc.gateway.redact import LogFile, log_to
 from gyre_hpc.gateway.router import Router
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.gateway.trainer import TrainerApi
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report.recording import Rate, Screen

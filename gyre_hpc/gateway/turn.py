@@ -11,9 +11,9 @@ import numpy as np
 
 from gyre_hpc.engines.protocol import EngineFault, TokenChunk, joined
 from gyre_hpc.gateway.calls import CallStream, Ended, Event
-from gyre_hpc.gateway.canonical import Message, normalise_message
-from gyre_hpc.gateway.template import TurnRenderer
-from gyre_hpc.gateway.toolcalls import Piece, PieceParser, ToolCallParser, ToolPiece, blocks_of
+from gyre_hpc.gateway.dialects.canonical import Message, normalise_message
+from gyre_hpc.gateway.text.template import TurnRenderer
+from gyre_hpc.gateway.text.toolcalls import Piece, PieceParser, ToolCallParser, ToolPiece, blocks_of
 
 
 class Turn:

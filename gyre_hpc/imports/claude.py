@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.gateway.canonical import Message, UnsupportedContent, normalise_message
+from gyre_hpc.gateway.dialects.canonical import Message, UnsupportedContent, normalise_message
 
 _STOPS = {"max_tokens": "length"}
 

@@ -79,7 +79,7 @@ def _import_claude(path: Path, out: Path, model: Path | None) -> Imported:
     files = find_files(path)
     texts: Texts = ByteTexts()
     if model is not None:
-        from gyre_hpc.gateway.template import TurnRenderer
+        from gyre_hpc.gateway.text.template import TurnRenderer
 
         texts = ModelTexts(TurnRenderer(model))
     return _made(out, begun, lambda partial: _fill_texts(partial, path, files, texts))

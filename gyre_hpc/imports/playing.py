@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from gyre_hpc.gateway.canonical import Message
+from gyre_hpc.gateway.dialects.canonical import Message
 from gyre_hpc.imports.claude import Session
 from gyre_hpc.imports.texts import Texts
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Role

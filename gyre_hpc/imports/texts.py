@@ -11,8 +11,8 @@ from typing import Protocol
 
 import orjson
 
-from gyre_hpc.gateway.canonical import Conversation, Head, Message
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.dialects.canonical import Conversation, Head, Message
+from gyre_hpc.gateway.text.template import TurnRenderer
 
 
 class Texts(Protocol):

@@ -12,7 +12,7 @@ import pytest
 from gyre_hpc.engines.probe import Wanted, examine
 from gyre_hpc.engines.upstream import AS_IDS, AS_NAMES, OPENAI, VLLM, Wire
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.endpoint import Endpoint, endpoint
 from tests.gateway.fakes import tiny_model
 

@@ -19,8 +19,8 @@ from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.exports import parquet
 from gyre_hpc.exports.exporter import Format, Options, export
 from gyre_hpc.exports.rows import Table
-from gyre_hpc.gateway.canonical import Conversation, Head, Message
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.dialects.canonical import Conversation, Head, Message
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import tiny_model, tool_call
 from tests.trees.forests import Play, Turn, forests
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 
 
 def logprob(token: int) -> float:

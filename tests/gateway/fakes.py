@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, TokenChunk
 from gyre_hpc.gateway.app import HarnessApi, build_app
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from trees.records import Execution, Group
 from trees.store import StoreReader, StoreWriter
 from trees.tree import Tree

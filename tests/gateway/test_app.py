@@ -18,7 +18,7 @@ from gyre_hpc.engines.protocol import EngineFault
 from gyre_hpc.gateway.app import HarnessApi, build_app
 from gyre_hpc.gateway.ledger import Over
 from gyre_hpc.gateway.recorder import RecorderSettings
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import Bench, Secrets, bench, serving, tool_call
 from trees.records import Fate
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc import harness
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import Bench, bench, serving, tool_call
 from trees.records import Fate, Role
 

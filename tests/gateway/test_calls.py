@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gyre_hpc.gateway.calls import CallFailed, CallStream, Ended, Started
-from gyre_hpc.gateway.toolcalls import TextPiece
+from gyre_hpc.gateway.text.toolcalls import TextPiece
 
 
 async def test_every_follower_reads_everything_at_its_own_pace() -> None:

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gyre_hpc.gateway import bodies
+from gyre_hpc.gateway.dialects import bodies
 from gyre_hpc.gateway.recorder import RecorderSettings
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import Bench, bench, serving, tool_call
 
 HANG = 20.0

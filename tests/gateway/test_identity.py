@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import Bench, bench, serving, tool_call
 from trees.records import NodeKind
 

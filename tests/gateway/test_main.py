@@ -24,7 +24,7 @@ from gyre_hpc.engines.protocol import TokenChunk
 from gyre_hpc.events import EventLog
 from gyre_hpc.failure import first_failure
 from gyre_hpc.gateway.main import main, socket_folder
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, Address, read_address
 from tests.gateway.fakes import tool_call

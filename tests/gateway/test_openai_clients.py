@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gyre_hpc.engines.protocol import EngineFault
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import Bench, bench, serving, tool_call
 from tests.gateway.test_app import until_broken
 from trees.records import Fate, Role

@@ -16,12 +16,12 @@ from blake3 import blake3
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, TokenChunk
 from gyre_hpc.gateway import entries
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Ended, Spent, Started
-from gyre_hpc.gateway.canonical import Conversation, Head, normalise_messages
+from gyre_hpc.gateway.dialects.canonical import Conversation, Head, normalise_messages
 from gyre_hpc.gateway.notes import NOTED_TOOLS
 from gyre_hpc.gateway.recorder import RecorderSettings
 from gyre_hpc.gateway.request import CallRequest
-from gyre_hpc.gateway.template import TurnRenderer
-from gyre_hpc.gateway.toolcalls import ToolCallParser, ToolPiece, blocks_of
+from gyre_hpc.gateway.text.template import TurnRenderer
+from gyre_hpc.gateway.text.toolcalls import ToolCallParser, ToolPiece, blocks_of
 from gyre_hpc.harness.texts import COMPACT, compacted_prompt
 from tests.gateway.fakes import Bench, bench, tool_call
 from trees.records import Execution, Fate, NodeKind, Role

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from gyre_hpc.gateway.calls import Ended
-from gyre_hpc.gateway.library import Library, LibraryParser, Parsed
-from gyre_hpc.gateway.parsers import Parsers, make_parsers
-from gyre_hpc.gateway.template import TurnRenderer
-from gyre_hpc.gateway.thoughts import Thoughts
-from gyre_hpc.gateway.toolcalls import PieceParser, TextPiece, ToolPiece
+from gyre_hpc.gateway.text.library import Library, LibraryParser, Parsed
+from gyre_hpc.gateway.text.parsers import Parsers, make_parsers
+from gyre_hpc.gateway.text.template import TurnRenderer
+from gyre_hpc.gateway.text.thoughts import Thoughts
+from gyre_hpc.gateway.text.toolcalls import PieceParser, TextPiece, ToolPiece
 from tests.gateway.fakes import Bench, bench
 from tests.gateway.test_recorder import ask, finished, request, result, say
 

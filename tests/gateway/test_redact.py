@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from gyre_hpc.gateway.redact import LogFile, Redacting, redacted
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import bench, serving
 
 TOKEN = secrets.token_urlsafe(24)

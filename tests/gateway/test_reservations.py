@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gyre_hpc.gateway.calls import Ended, Spent, Started
 from gyre_hpc.gateway.recorder import RecorderSettings
 from gyre_hpc.gateway.reservations import Reservations
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import bench
 from tests.gateway.test_recorder import finished, request, say
 

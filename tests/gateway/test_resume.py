@@ -14,11 +14,11 @@ import pytest
 
 from gyre_hpc.engines.protocol import EngineFault
 from gyre_hpc.gateway.calls import CallFailed, Ended, Started
-from gyre_hpc.gateway.canonical import Head
+from gyre_hpc.gateway.dialects.canonical import Head
 from gyre_hpc.gateway.recorder import Recorder, RecorderSettings
 from gyre_hpc.gateway.resume import read_past
-from gyre_hpc.gateway.template import TurnRenderer
-from gyre_hpc.gateway.toolcalls import blocks_of
+from gyre_hpc.gateway.text.template import TurnRenderer
+from gyre_hpc.gateway.text.toolcalls import blocks_of
 from gyre_hpc.harness.texts import COMPACT
 from tests.gateway.fakes import Bench, ScriptedEngine, bench, tool_call
 from tests.gateway.test_recorder import HEAD, Messages, ask, finished, request, result, say

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.gateway.canonical import Conversation, Head, normalise_message, normalise_messages
+from gyre_hpc.gateway.dialects.canonical import Conversation, Head, normalise_message, normalise_messages
 from gyre_hpc.gateway.harnesses import CLAUDE_CODE, CODEX, GENERIC, OPENCODE, QWEN_CODE, Harness
 from gyre_hpc.gateway.notes import Answered
 from gyre_hpc.gateway.roles import SIDE_QUERY_ROLE, History, Verdict, asks_for_summary

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.gateway.canonical import Conversation, Head, normalise_messages
+from gyre_hpc.gateway.dialects.canonical import Conversation, Head, normalise_messages
 from gyre_hpc.gateway.roots import Roots
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 
 HEAD = Head("Do it.", ({"name": "bash", "description": "", "input_schema": {"type": "object"}},))
 

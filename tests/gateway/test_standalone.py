@@ -28,7 +28,7 @@ from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import read_events
 from gyre_hpc.gateway.standalone import run_gateway
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report.status import collect, render
 from tests.gateway.endpoint import Endpoint, endpoint, logprob

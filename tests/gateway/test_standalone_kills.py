@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 import yaml
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.endpoint import Endpoint, endpoint
 from tests.gateway.test_standalone import gateway
 from trees.records import Fate

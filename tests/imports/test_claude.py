@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gyre_hpc.cli import main
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.imports.claude import find_files, is_entry, read_session
 from gyre_hpc.imports.importer import import_recording
 from tests.gateway.fakes import tiny_model

@@ -26,7 +26,7 @@ from gyre_hpc.gateway.ledger import Ledger
 from gyre_hpc.gateway.main import MODEL_NAME, listening, settings_of
 from gyre_hpc.gateway.recorder import Recorder
 from gyre_hpc.gateway.router import Router
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.runtime import Address
 from tests.harness.clients.install import installed
 from tests.harness.clients.script import OTHERS, Script, ScriptedEngine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.harness.clients.bench import FAULTS, Bench, Ran, bench
 from tests.harness.clients.script import Reply, call
 

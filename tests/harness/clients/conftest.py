@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import tiny_model
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.harness.clients.bench import FAULTS, Bench, Ran, bench
 from tests.harness.clients.script import Asked, Reply
 from trees.records import Fate, Role

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, TokenChunk
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 
 TURN = "<|im_start|>"
 OTHERS = "others-"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.harness.clients.claude import BOTH, TASK, add, bash, claude, done
 from tests.harness.clients.script import Reply, call
 from trees.records import Role

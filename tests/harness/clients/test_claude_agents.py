@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.gateway.roles import SIDE_QUERY_ROLE
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.harness.clients.claude import BOTH, TASK, add, bash, claude, done
 from tests.harness.clients.script import Asked, Reply, call
 from trees.records import Role

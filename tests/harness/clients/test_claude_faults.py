@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.harness.clients.bench import FAULTS
 from tests.harness.clients.claude import BOTH, TASK, add, claude, done
 from tests.harness.clients.script import Reply

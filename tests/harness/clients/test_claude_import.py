@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.imports.importer import import_recording
 from tests.harness.clients.claude import add, bash, claude, done
 from tests.harness.clients.script import call

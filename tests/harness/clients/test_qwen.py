@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.harness.clients import scenarios
 from tests.harness.clients.bench import Bench
 from tests.harness.clients.scenarios import Client, mains, says

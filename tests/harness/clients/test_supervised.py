@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config import dump
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import VARIABLE, Runtime
 from tests.executions.tasks import write_task

@@ -18,7 +18,7 @@ from transformers import Qwen3Config
 
 from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.protocol import EngineServer, EngineSpec, GenerateRequest, Sampling
-from gyre_hpc.gateway.template import TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.engines.models import plain_logprobs, save_random
 from tests.gateway.fakes import tiny_model
 from tests.harness.clients.bench import bench
