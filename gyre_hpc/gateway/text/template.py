@@ -242,17 +242,19 @@ class TurnRenderer:
         behind = self._chat(follow, first=False)
         if _SHOWN not in self._after_mark(behind):
             raise ValueError("it leaves out what tools show")
+        whole = self._behind_a_call(head, start, behind)
+        if whole is not None and not whole.endswith(self._after_mark(behind)):
+            raise ValueError("it is not append-only: tool results behind a call are written otherwise than behind a turn without one")
+
+    def _behind_a_call(self, head: Head, start: Message, behind: list[ChatMessage]) -> str | None:
+        """A whole prompt in which `behind` follows a call; None for a template that refuses that."""
         arguments: tuple[Any, ...] = ({}, "{}")  # some write the text that they are given
         for given in arguments:
             function = {"name": _SHOWN, "arguments": given}
             turn = {"role": "assistant", "content": _MARK, "tool_calls": [{"id": "i", "type": "function", "function": function}]}
             with contextlib.suppress(ValueError):
-                whole = self._render([*self._with_head(head, [start]), turn, *behind], head)
-                break
-        else:
-            return
-        if not whole.endswith(self._after_mark(behind)):
-            raise ValueError("it is not append-only: tool results behind a call are written otherwise than behind a turn without one")
+                return self._render([*self._with_head(head, [start]), turn, *behind], head)
+        return None
 
     def _check_second_answer(self, head: Head, start: Message, result: Message, plain: Message) -> bool:
         """Two answers, a tool's result between them: whether each part is as it is rendered when it is new, blanks included.
@@ -262,10 +264,16 @@ class TurnRenderer:
         turn: ChatMessage = {"role": "assistant", "content": _MARK}
         told, asked = self._chat([result], first=False), self._chat([plain], first=False)
         first = self._with_head(head, [start])
-        whole = self._render([*first, turn, *told, turn, *asked], head)
-        parts = [self._render(first, head), self._after_mark(told), self._after_mark(asked)]
-        found = [_thoughtless(part) for part in whole.split(_MARK)]
-        wanted = [_thoughtless(part) for part in parts]
+        wanted = [_thoughtless(part) for part in (self._render(first, head), self._after_mark(told), self._after_mark(asked))]
+        try:
+            found = [_thoughtless(part) for part in self._render([*first, turn, *told, turn, *asked], head).split(_MARK)]
+        except ValueError:  # two answers without a question between them (Ministral): the first must be a call
+            whole = self._behind_a_call(head, start, [*told, turn, *asked])
+            if whole is None:
+                raise
+            before, _, after = whole.rpartition(_MARK)
+            before = _thoughtless(before)
+            found = [before[: len(wanted[0])], before[len(before) - len(wanted[1]) :], _thoughtless(after)]
         if ["".join(part.split()) for part in found] != ["".join(part.split()) for part in wanted]:
             raise ValueError("it is not append-only: a second answer changes what was rendered before")
         return found == wanted

@@ -115,3 +115,22 @@ def test_histories_that_change_are_refused(tmp_path: Path, change: tuple[str, st
     assert template != LLAMA.template
     with pytest.raises(ConfigError, match="not append-only"):
         TurnRenderer(family_model(tmp_path, Family(LLAMA.control, LLAMA.stops, template)))
+
+
+ALTERNATES = """{%- for message in messages if message.role == 'user' or (message.role == 'assistant' and not message.tool_calls) -%}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}{{- raise_exception('roles must alternate') -}}{%- endif -%}
+{%- endfor -%}"""
+
+
+@pytest.mark.parametrize("seen", ["", "{%- if loop.last -%}{{- 'last' -}}{%- endif -%}"], ids=["kept", "changed"])
+def test_answers_that_may_follow_each_other_only_behind_a_call_are_looked_at_there(tmp_path: Path, seen: str) -> None:
+    """As Ministral; what it writes behind a tool's result must still stay when an answer follows."""
+    template = ALTERNATES + LLAMA.template.replace(
+        "message.content | tojson + '<|eot_id|>' -}}", "message.content | tojson + '<|eot_id|>' -}}" + seen
+    )
+    family = Family(LLAMA.control, LLAMA.stops, template)
+    if not seen:
+        assert TurnRenderer(family_model(tmp_path, family)).turn_end >= 0
+        return
+    with pytest.raises(ConfigError, match="a second answer changes"):
+        TurnRenderer(family_model(tmp_path, family))
