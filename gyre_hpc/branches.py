@@ -52,15 +52,15 @@ class Branches:
     def of_group(self, group: int, version: int, ended: Sequence[int]) -> int:
         """What the version of a group's dispatch counts as; `ended`: its executions that are over.
 
-        If all of these were made after the resume, or there are none, nothing of the group is of weights that were given up: it counts as
-        dispatched at the resume.
+        The first resume after the dispatch decides (steps ascend from one to the next). If all of these were made after it, or there are
+        none, nothing of the group is of weights that it gave up: the group counts as dispatched there, whatever later resumes give up.
         """
         off = [branch for branch in self._known if group < branch.groups and branch.step < version]
         if not off:
             return version
-        step = min(branch.step for branch in off)
-        older = any(execution < branch.executions for branch in off for execution in ended)
-        return counted(version, step) if older else step
+        first = min(off, key=lambda branch: branch.step)
+        older = any(execution < first.executions for execution in ended)
+        return counted(version, first.step) if older else first.step
 
     def of_execution(self, execution: int) -> int | None:
         """The step up to which the versions of an execution's tokens are the run's own; None: all of them."""

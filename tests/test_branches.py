@@ -35,7 +35,8 @@ def test_a_group_that_samples_anew_counts_from_the_resume() -> None:
     assert branches.of_group(9, 5, []) == 3
     assert branches.of_group(9, 5, [40, 41]) == 3, "all its executions were tried again after it"
     assert branches.of_group(9, 5, [39, 41]) == 1
-    assert branches.resumed(Branch(6, 20, 80), 6).of_group(9, 5, [41]) == 3, "and so it stays at the next resume"
+    for step in (4, 6):
+        assert branches.resumed(Branch(step, 20, 80), 6).of_group(9, 5, [41]) == 3, "and so it stays at the next resume"
 
 
 def test_what_says_nothing_more_is_forgotten() -> None:
