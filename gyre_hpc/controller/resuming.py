@@ -18,7 +18,12 @@ logger = logging.getLogger(__name__)
 
 def reconcile(saved: RunState, paths: RunPaths, events: EventLog) -> None:
     """Emit what tells of the checkpointed step if the last attempt died between the checkpoint and that."""
-    told = {event["kind"] for event in read_events(paths.events) if event.get("step") == saved.step}
+    told: set[str] = set()
+    for event in read_events(paths.events):
+        if event["kind"] == "steps.again" and event["step"] < saved.step:
+            told.clear()  # what was told before is of weights that were given up
+        elif event.get("step") == saved.step:
+            told.add(event["kind"])
     if "checkpoint" not in told:
         events.emit("checkpoint", step=saved.step)
     if "step.end" not in told:
