@@ -10,7 +10,7 @@ from gyre_hpc.paths import RunPaths
 
 
 def next_attempt(paths: RunPaths) -> int:
-    """One more than the attempts that have left logs or a runtime folder."""
+    """One more than the attempts that have left events, logs or a runtime folder: no number comes twice, also where logs were removed."""
     numbers = [
         int(found[1])
         for folder in (paths.logs, paths.root / "runtime")
@@ -18,6 +18,7 @@ def next_attempt(paths: RunPaths) -> int:
         for p in folder.iterdir()
         if (found := re.fullmatch(r"attempt-(\d+)", p.name))
     ]
+    numbers += [int(event["attempt"]) for event in read_events(paths.events) if event["kind"] == "run.start"]
     return max(numbers, default=0) + 1
 
 
