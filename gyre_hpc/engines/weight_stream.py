@@ -6,7 +6,8 @@ those of the published files, so an engine takes both in the same way.
 Invariants: a receiver holds a version whole or gets NotReceived: nothing of it goes near the model before the last byte is there; what is
 offered never changes, its owner closes the sender before it lets a step touch the weights, and who is not done then has a short stream;
 receivers do not wait for one another, as they would in a collective: one that dies, or is slow, costs nobody else anything.
-A receiver needs room for the whole model in the memory of its host; it refuses beforehand where there is none.
+A receiver needs room for the whole model in the memory of its host; it refuses beforehand where there is none, and on the way where others
+take it: the workers of one engine receive at the same time, each of them the whole, and all see the same free memory when they begin.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ log = logging.getLogger(__name__)
 SLICE = 16 << 20
 """Bytes of a slice: a sender that is closed stops behind one."""
 _SILENCE = 30.0
-"""Seconds without a byte of progress after which the sender gives a receiver up."""
+"""Seconds for a slice after which the sender gives a receiver up."""
+_PAUSE = 0.1
+"""Seconds before the sender accepts again after it could not (no descriptor is left, say)."""
 _LONGEST_REQUEST = 4096
 _LOOPBACK = "127.0.0.1"
 
@@ -86,8 +89,12 @@ class Sender:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # the listener is closed
-                break
+            except OSError as error:
+                if self._closed:
+                    break
+                log.warning("a receiver of version %d could not be accepted: %s", self._version, error)
+                time.sleep(_PAUSE)
+                continue
             with self._lock:
                 if self._closed:
                     connection.close()
@@ -149,8 +156,10 @@ def receive(source: str, version: int, deadline: float) -> dict[str, torch.Tenso
             if head["version"] != version:
                 raise NotReceived(f"version {head['version']} was sent in place of {version}")
             weights = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, dtype, shape in head["tensors"]}
-            _require_room(sum(tensor.nbytes for tensor in weights.values()))
+            left = sum(tensor.nbytes for tensor in weights.values())
             for name, like in weights.items():
+                _require_room(left)
+                left -= like.nbytes
                 weights[name] = torch.empty_like(like, device="cpu")
                 _exactly(connection, _bytes(weights[name]), end)
             return weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import socket
 import threading
@@ -110,6 +111,47 @@ def test_where_there_is_no_room_nothing_is_begun(sender: Sender, monkeypatch: py
     monkeypatch.setattr(weight_stream.psutil, "virtual_memory", Full)
     with pytest.raises(NotReceived, match="free memory"):
         receive(sender.source, 3, 10.0)
+
+
+def test_room_that_others_take_on_the_way_ends_it(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shrinking:
+        looks = 0
+
+        def __init__(self) -> None:
+            Shrinking.looks += 1
+            self.available = 1 << 20 if Shrinking.looks < 4 else 10
+
+    monkeypatch.setattr(weight_stream.psutil, "virtual_memory", Shrinking)
+    with pytest.raises(NotReceived, match="free memory"):
+        receive(sender.source, 3, 10.0)
+    assert Shrinking.looks == 4, "the head, and the first tensors, had room"
+
+
+def test_an_accept_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class Scarce:
+        """In place of the listener: the first accept finds no descriptor."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self.real, self.failed = real, False
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.real, name)
+
+        def accept(self) -> object:
+            if not self.failed:
+                self.failed = True
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.real.accept()
+
+    real = socket.create_server
+    with monkeypatch.context() as patched:
+        patched.setattr(weight_stream.socket, "create_server", lambda *address, **options: Scarce(real(*address, **options)))
+        sender = Sender("127.0.0.1", 3, WEIGHTS)
+    assert len(receive(sender.source, 3, 10.0)) == len(WEIGHTS)
+    assert sender.close().receivers == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "a receiver of version 3 could not be accepted: [Errno 24] Too many open files"
+    ]
 
 
 def _asked(sender: Sender) -> socket.socket:
