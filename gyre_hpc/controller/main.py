@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from gyre_hpc import checkpoint as checkpoints
@@ -245,6 +245,16 @@ def _finalize_mpi() -> None:
     MPI.Finalize()
 
 
+def _leave(status: int) -> NoReturn:
+    """The end of the process, without taking torch apart: that costs a second of CPU a rank, which counts against deadlines.stop. MPI is
+    over; what was printed and logged is written out, and nothing else is left to save."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or closed: the status still tells
+            stream.flush()
+    os._exit(status)
+
+
 def _abort(code: int) -> None:
     if "mpi4py.MPI" in sys.modules:
         from mpi4py import MPI
@@ -254,7 +264,4 @@ def _abort(code: int) -> None:
 
 
 if __name__ == "__main__":
-    status = main()
-    logging.shutdown()
-    # taking torch apart costs a second of CPU a rank, which counts against deadlines.stop; MPI is over and there is nothing left to save
-    os._exit(status)
+    _leave(main())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -53,3 +55,9 @@ def test_ranks_that_do_not_come_are_not_waited_for_for_ever() -> None:
     _meet(FakeWorld(3), "all ranks", 60.0)
     with pytest.raises(Resumable, match=r"all ranks: not there after 0\.01 s; .* deadlines\.start .* resumes"):
         _meet(FakeWorld(10**9), "all ranks", 0.01)
+
+
+def test_a_rank_leaves_with_its_status_and_with_what_it_printed() -> None:
+    program = "from gyre_hpc.controller.main import _leave; print('said', end=''); _leave(75)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120.0, check=False)
+    assert (ended.returncode, ended.stdout) == (75, "said")
