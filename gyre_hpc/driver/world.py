@@ -90,8 +90,9 @@ class WorldWatch:
             return None
         self._there_at = now if self._there_at is None else self._there_at
         overdue = []
+        ready = {path.name for path in self.folder.glob(f"{_READY}.*")}  # one look at the folder, not one for each of thousands of ranks
         for rank in range(self.ranks):
-            if (self.folder / f"{_READY}.{rank}").exists():
+            if f"{_READY}.{rank}" in ready:
                 continue
             doing, since, limit = self._doing(rank, now)
             self._tell(f"rank {rank} to be ready for MPI_Init{doing}", now - since, limit)
