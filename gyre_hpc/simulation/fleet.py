@@ -92,7 +92,10 @@ class Fleet:
         return True
 
     def remove(self, execution: Execution, now: float) -> Execution | None:
-        """It is over: out of its engine. Returns the execution from the queue that has its slot now."""
+        """It is over: out of its engine, or of the queue. Returns the execution from the queue that has its slot now."""
+        if execution.engine < 0:
+            self.queue.remove(execution)
+            return None
         engine = self.engines[execution.engine]
         self._take_out(engine, execution, now)
         follower = None
@@ -147,6 +150,11 @@ class Fleet:
             started.append(execution)
         self._offer(engine)
         return started
+
+    def begun(self) -> list[Execution]:
+        """All that have begun and are not over, those whose slot died included."""
+        on_engines = [execution for engine in self.engines for execution in engine.running.values()]
+        return on_engines + [execution for execution in self.queue if execution.began >= 0]
 
     def next_end(self, index: int) -> tuple[float, Execution] | None:
         """(wall clock, execution) of the next end on an engine, if nothing changes."""

@@ -132,7 +132,7 @@ class Simulation:
             if changes == self.fleet.engines[what].changes and not self._dead:
                 self._ends_on(what)
         elif kind == _DEADLINE:
-            if what.engine >= 0 and what.deadline == self.now and not self._dead:
+            if what.deadline == self.now and not self._dead:  # also while it waits for a slot that died
                 self.recorder.cut += 1
                 self._over(what, self._limits.valid)
         elif kind == _CLAIMED:
@@ -160,6 +160,7 @@ class Simulation:
         follower = self.fleet.remove(execution, self.now)
         if follower is not None:
             self._started(follower)
+        execution.deadline = -1.0
         number = execution.group
         group = self.groups[number]
         group.finished += 1
@@ -294,9 +295,8 @@ class Simulation:
         self.fleet.pause(failed, self.now)
         self._dead = False
         if self.scenario.faults.executions_survive:
-            for engine in self.fleet.engines:
-                for execution in engine.running.values():
-                    self._set_deadline(execution, execution.deadline + restart)
+            for execution in self.fleet.begun():
+                self._set_deadline(execution, execution.deadline + restart)
         else:
             self.fleet.restart(self.now)
         for index, engine in enumerate(self.fleet.engines):

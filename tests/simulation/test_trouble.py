@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from cells.events import CapacityChanged, Event, Mode, Role, Transfer
+from cells.events import CapacityChanged, Event, Mode, Role, Schedule, Transfer
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.simulation.handover import HandOver, How
 from gyre_hpc.simulation.kernel import Simulation, simulate
 from gyre_hpc.simulation.paper import paper_122b
 from gyre_hpc.simulation.plan import plan, render
-from gyre_hpc.simulation.scenario import HOUR, Faults, Scenario
+from gyre_hpc.simulation.scenario import HOUR, Faults, Scenario, cut
 from gyre_hpc.simulation.study import Study, under
 from gyre_hpc.simulation.tables import measure, study
 from gyre_hpc.simulation.tables import render as table
 from gyre_hpc.simulation.trouble import NO_TROUBLE, Trouble, trouble
+from gyre_hpc.simulation.workload import Limits, Recorded
 from tests.simulation.test_search import FACTS
 
 
@@ -87,6 +88,22 @@ def test_no_cell_leaves_on_the_strength_of_an_engine_that_is_dead(row: str) -> N
     assert len(run.told) > outcome.deaths
     assert run.left > 12 / 4
     assert run.policy.schedule.capacity_from[0] <= run.scenario.schedule.capacity_from[0]
+
+
+@pytest.mark.parametrize("preempt", [0.0, 4.0], ids=["one-attempt", "resumes"])
+def test_budgets_go_on_while_an_execution_waits_for_a_slot_that_died(preempt: float) -> None:
+    """As live: a supervisor's clock does not stop for a held call."""
+    lasted: list[float] = []
+    limits = Limits(2.0 * HOUR)
+    work = Recorded(tuple((1.9 * HOUR,) * 4 for _ in range(40)), limits=limits)
+    one = cut(Schedule((1,), 4, 4, 1.0, 1, 8, mode=Mode.ASYNC), 2, 1, 16.0, 60.0, work, 1)
+    run = Simulation(trouble(0.0, preempt, 30.0, preempt > 0, 0.0, 1.5, 120.0).put(one), 0, False)
+    run.recorder.execution = lasted.append  # type: ignore[method-assign]
+    outcome = run.run()
+    assert outcome.deaths
+    assert outcome.cut
+    assert bool(outcome.faults) == bool(preempt)
+    assert max(lasted) <= limits.first + outcome.faults * HOUR / 2 + 1e-6  # which stands between attempts
 
 
 def test_a_hand_over_under_deaths_computes_again() -> None:
