@@ -96,7 +96,7 @@ def _tiles(summary: Summary, steps: int, trees: Mapping[str, Any]) -> str:
     scores = [float(step["score_mean"]) for step in summary.steps]
     tiles = [("optimizer steps", f"{summary.step} of {steps}"), ("executions ended", f"{sum(summary.endings.values())}")]
     if scores:
-        few = min(5, -(-len(scores) // 2))  # the two never overlap
+        few = max(1, min(5, len(scores) // 2))  # the two never overlap, unless it is one step
         first, last = scores[:few], scores[-few:]
         tiles.append((f"mean score, first {few} → last {few} steps", f"{sum(first) / few:.2f} → {sum(last) / few:.2f}"))
     tiles.append(("transfers while executions were live", f"{summary.live_transfers} of {len(summary.transfers)}"))

@@ -196,7 +196,9 @@ def _thinned(everything: list[Candidate], facts: Facts, window: int) -> list[Can
     """As many as may be simulated once, and whose finalists may. Raises ConfigError where that is no search."""
     every = math.ceil(_cost(everything, facts, window) / MOST)
     last = _cost(everything, facts, facts.steps) * (FINALISTS + len(Mode)) // len(everything)
-    while every < len(everything) and _cost(everything[::every], facts, window) > MOST:
+    settings = len({(c.phi, c.mu) for c in everything})
+    # no common divisor: or else each cut would be tried with the same few of its settings
+    while every < len(everything) and (math.gcd(every, settings) > 1 or _cost(everything[::every], facts, window) > MOST):
         every += 1
     chosen = everything[::every]
     if every > 1 and len(chosen) < FEWEST:

@@ -127,3 +127,12 @@ def test_the_live_display_shows_the_run_and_ends_with_it(run: RunPaths) -> None:
 def test_a_deep_tree_is_drawn_without_recursion() -> None:
     nodes = [svg.TreeNode(i - 1, 3, "grey", f"node {i}") for i in range(5000)]
     assert svg.tree(nodes).count("<rect") == 5000
+
+
+@pytest.mark.parametrize(("steps", "few"), [(1, 1), (2, 1), (3, 1), (5, 2), (9, 4), (11, 5), (40, 5)])
+def test_first_and_last_steps_do_not_overlap(run: RunPaths, steps: int, few: int) -> None:
+    log = EventLog(run.events)
+    for step in range(1, steps + 1):
+        log.emit("step.end", step=step, score_mean=0.25, **STEP)
+    page = html.render(run, html.summarise(html.read_events(run.events)))
+    assert f"mean score, first {few} → last {few} steps" in page

@@ -111,6 +111,18 @@ def test_a_search_that_is_too_long_is_thinned_and_one_that_can_not_be_is_refused
         search(replace(facts, steps=20_000), 4, 1.5, 4)
 
 
+@pytest.mark.parametrize("part", [2, 3, 5, 6, 15])
+def test_what_is_left_of_a_search_that_is_thinned_has_every_setting_and_mode(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    """Not of each cut the same few, where the settings are a multiple of the part that is left out."""
+    everything = candidates(64, 1, 1.5)
+    whole = searching._cost(everything, FACTS, 6)
+    monkeypatch.setattr(searching, "MOST", whole // part)
+    left = searching._thinned(everything, FACTS, 6)
+    assert searching._cost(left, FACTS, 6) <= whole // part
+    assert {(c.phi, c.mu) for c in left} == {(c.phi, c.mu) for c in everything}
+    assert {c.mode for c in left} == {"elastic", "colocate", "async"}
+
+
 def test_a_bound_on_the_staleness_of_every_group_is_kept() -> None:
     bounded = replace(FACTS, steps=4, staleness_bound=1)
     finalists, searched = search(bounded, 2, 1.0, seeds=1)
