@@ -296,6 +296,7 @@ def plan(
     given = Given(groups_per_step, group_size, steps, slots_per_node, train_node_hours, smallest_cell, beta, group_spread)
     kv = hand_over(handover, context_tokens, kv_bytes, link, prefill)
     expected = trouble(node_mtbf, preempt_every, restart, executions_survive, checkpoint, engine_mtbf, engine_start, kv)
+    _warn_of_version(path)
     found, text = run_plan(path, given, nodes, staleness, seeds, picture, _Progress(), expected)
     if as_json:
         _print_json(found)
@@ -430,6 +431,7 @@ def trees_export(
     from gyre_hpc.exports.rows import Table
 
     options = Options(_choice(Format, "--format", form), _choice(Table, "--table", table) if table else None, jmax, model)
+    _warn_of_version(path)
     found = export(_trees(path), out, options)
     if as_json:
         _print_json(found)
@@ -461,15 +463,17 @@ def _run(run_dir: Path) -> RunPaths:
         raise ConfigError(
             f"{run_dir} is not a run directory (no config.yaml in it)", "give the folder that `gyre run` made, for example runs/quickstart"
         )
-    _warn_of_version(paths)
+    _warn_of_version(run_dir)
     return paths
 
 
-def _warn_of_version(paths: RunPaths) -> None:
-    """Of a configuration that this version reads in part only: who looks at a run must not be refused, and not be misled."""
+def _warn_of_version(path: Path) -> None:
+    """Of a run's configuration that this version reads in part only: who looks at it must not be refused, and not be misled."""
+    from gyre_hpc.paths import RunPaths
     from gyre_hpc.viewing import see
 
-    warning = see(paths.config).warning
+    paths = RunPaths(path)
+    warning = see(paths.config).warning if paths.config.exists() else None
     if warning is not None:
         print(f"gyre: {paths.root}: {warning}; what stands for them here are the defaults", file=sys.stderr, flush=True)
 

@@ -66,6 +66,16 @@ def test_it_can_be_looked_at(
         assert json.loads(out)["steps"] == 7
 
 
+@pytest.mark.parametrize("command", [["plan", "--nodes", "2"], ["trees", "export", "--out", "x"]])
+def test_what_is_made_of_its_configuration_is_told_too(
+    run: RunPaths, command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan would stand on defaults that were not the run's. (There is nothing in this run to plan from, or to export.)"""
+    monkeypatch.chdir(run.root.parent)
+    gyre(monkeypatch, *command, str(run.root))
+    assert "is of another version of gyre, these keys can't be read: " in capsys.readouterr().err
+
+
 def test_running_it_is_refused(run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert gyre(monkeypatch, "run", str(run.root)) == 2
     (line,) = capsys.readouterr().err.splitlines()
