@@ -38,6 +38,18 @@ def test_the_difference_is_a_mean_and_what_is_missing_or_not_finite_is_far_away(
         assert CANARY.difference(wrong) == math.inf
 
 
+def test_what_one_rounding_moves_is_allowed_a_few_times_over(tmp_path: Path) -> None:
+    path = tmp_path / "canary.json"
+    assert CANARY.allowed(0.2) == 0.2
+    undecided = CANARY.moved([-1.5, -1.5])
+    assert (undecided.rounding, undecided.allowed(0.2), undecided.allowed(2.0)) == (0.5, 1.5, 2.0)
+    assert CANARY.moved([-1.0, math.nan]).allowed(0.2) == 0.2, "nothing is known: no engine may be anywhere"
+    undecided.write(path)
+    assert read(path) == undecided
+    path.write_text('{"version": 3, "tokens": [5, 6, 7], "logprobs": [-1.0, -2.0]}')
+    assert read(path) == CANARY
+
+
 def test_a_line_shows_few_values() -> None:
     assert short([-1.0, -2.0]) == "[-1.000, -2.000]"
     assert short([-1.0] * 9) == "[-1.000, -1.000, -1.000, -1.000, ...]"

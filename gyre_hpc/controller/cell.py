@@ -454,10 +454,11 @@ class CellRank:
         return {"engines": self._engines.addresses(), **{name: value for name, value in took.items() if name != "load"}}
 
     def _canary(self, weights: Path, version: int) -> canary.Canary:
-        """That of the version, as the core wrote it. Raises DeadlineExceeded, GyreError."""
+        """That of the version, as the core wrote it; what a person allows is all that it allows. Raises DeadlineExceeded, GyreError."""
         path = weights / canary.NAME if version else self._base_canary
         self._wait(path.is_file, f"the canary of version {version} to be seen on this node", self.config.deadlines.start)
-        return canary.read(path)
+        found = canary.read(path)
+        return found if self.config.rollout.canary is None else replace(found, rounding=0.0)
 
     def _weights(self, directory: str) -> Path:
         """A published version; another node renamed it into place, and a network file system may show that late."""

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class Keeper:
-    """`start_deadline`: seconds for an engine to come up again; `canary` of (weights, version), to be repeated within `tolerance` nats."""
+    """`start_deadline`: seconds for an engine to come up again; `canary` of (weights, version), to be repeated within `tolerance` nats, or
+    what the canary allows."""
 
     def __init__(
         self, bank: EngineBank, cell: int, restarts: int, start_deadline: float, canary: Callable[[Path, int], Canary], tolerance: float
@@ -160,18 +161,19 @@ class Keeper:
     def _verify(self, model: Path, version: int, end: float, chosen: Collection[int] | None = None) -> None:
         """Of the `chosen` (None: all) those that live; what has another version, or can't be asked, is ended. Raises GyreError."""
         canary = self._canary(model, version)
-        numbers = {pid: number for number, pid in self._bank.pids.items()}
+        numbers, allowed = {pid: number for number, pid in self._bank.pids.items()}, canary.allowed(self._tolerance)
 
         def action(server: EngineServer) -> None:
             for again in (False, True):
                 difference, found = _compare(server, canary, end)
-                if difference <= self._tolerance:
-                    logger.info("engine %d of cell %d repeats version %d: %.1e nats", numbers[server.pid], self._cell, version, difference)
+                if difference <= allowed:
+                    told = numbers[server.pid], self._cell, version, difference, allowed
+                    logger.info("engine %d of cell %d repeats version %d: %.1e nats of %.1e", *told)
                     return
                 line = (
                     f"engine {numbers[server.pid]} of cell {self._cell} (pid {server.pid}) does not compute version {version} as the "
                     f"trainer: log-probs {short(found)}, expected {short(canary.logprobs)}; {difference:.3g} nats apart in the mean, "
-                    f"{self._tolerance:g} are allowed"
+                    f"{allowed:.3g} are allowed"
                 )
                 if again:
                     raise GyreError(

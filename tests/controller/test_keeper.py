@@ -192,6 +192,17 @@ def test_one_that_computes_otherwise_again_ends_the_attempt_and_is_named() -> No
         keeper.load(NEW, 2, 1.0)
 
 
+def test_one_may_be_off_by_what_roundings_do_to_this_model_and_by_no_more() -> None:
+    keeper, bank = kept()
+    keeper._canary = lambda _, version: Canary(version, (1, 2, 3), (-1.0, -1.0), rounding=0.034)
+    server(bank, 1).wrong = 9
+    keeper.load(NEW, 2, 1.0)
+    assert server(bank, 1).told == ["update"]
+    keeper._canary = lambda _, version: Canary(version, (1, 2, 3), (-1.0, -1.0), rounding=0.033)
+    with pytest.raises(GyreError, match=r"0\.1 nats apart in the mean, 0\.099 are allowed"):
+        keeper.load(NEW, 3, 1.0)
+
+
 def test_one_that_was_started_again_is_compared_as_well() -> None:
     keeper, bank = kept()
 

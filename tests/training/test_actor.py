@@ -168,6 +168,8 @@ def test_export_is_a_directory_that_loads_with_tokenizer_files(core: Core, model
         plain = AutoModelForCausalLM.from_pretrained(exported)(torch.tensor([written.tokens])).logits[0].log_softmax(-1)
     assert written.version == core.version
     assert written.difference([float(plain[at, token]) for at, token in enumerate(written.tokens[1:])]) < 1e-5
+    assert 0.0 < written.rounding < 1e-4
+    assert core.canary(core.version) == written, "nothing of it stays behind"
 
 
 @pytest.mark.parametrize("limit", [100, 30_000])
