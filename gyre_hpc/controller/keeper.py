@@ -76,6 +76,7 @@ class Keeper:
         """All have these weights; the dead ones are started again. A released one does not serve before `resume`.
 
         `source`: those that serve receive from there; who does not get everything in half of the deadline loads from files.
+        They have `deadline` seconds for that, and at least a quarter of it to be verified.
         Seconds of `load`, and of `verify`: every engine is asked for its version and for the canary's log-probs. With a source, of
         `receive` too, and how many loaded from files after all (`fell_back`).
         """
@@ -97,7 +98,8 @@ class Keeper:
         received: list[float | None] = []
         self._do(action)
         loaded = time.monotonic()
-        self._verify(model, version, end)
+        # a slow load leaves no time of its own deadline: an engine that has the weights is not ended for that
+        self._verify(model, version, max(end, loaded + deadline / 4))
         verified = time.monotonic()
         self._released = False
         self.revive(model, version)

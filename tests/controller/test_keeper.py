@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -171,6 +172,25 @@ def test_one_that_has_another_version_than_it_was_given_is_replaced() -> None:
     assert set(seconds) == {"load", "verify"}
     assert not first.lives
     assert server(bank, 0).weights == (NEW, 2)
+
+
+def test_a_slow_load_is_verified_with_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [0.0], []
+
+    class Slow(FakeServer):
+        def update_weights(self, model: Path, version: int, deadline: float) -> None:
+            super().update_weights(model, version, deadline)
+            clock[0] += 99.0
+
+        def logprobs(self, tokens: Sequence[int], deadline: float) -> list[float]:
+            asked.append(deadline)
+            return super().logprobs(tokens, deadline)
+
+    keeper, bank = kept(engines=1)
+    bank._servers[0] = Slow(bank.specs[0], 1.0)  # type: ignore[assignment]
+    monkeypatch.setattr("gyre_hpc.controller.keeper.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    keeper.load(NEW, 2, 100.0)
+    assert asked == [25.0]
 
 
 def test_one_that_does_not_compute_as_the_trainer_loads_once_more() -> None:
