@@ -101,7 +101,12 @@ class Children:
             return self._again(dead, f"MPI did not start: the step ended with status {dead.process.returncode}")
         if self._supervise_again(dead):
             return False
-        raise verdict(dead, self._folder)
+        raise verdict(self._to_blame(dead), self._folder)
+
+    def _to_blame(self, dead: Child) -> Child:
+        """Who ends the attempt: a supervisor that was killed does not, so where the gateway is gone as well it is the gateway."""
+        gone = next((child for child in self.living if child.name == GATEWAY and child.process.poll() is not None), None)
+        return gone if gone is not None and dead.name.startswith(SUPERVISOR) and signal_of(dead) is not None else dead
 
     def _supervise_again(self, dead: Child) -> bool:
         """Start a supervisor that was killed again; False: this is another child, or it said why it ends, or it dies too often."""

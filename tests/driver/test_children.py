@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.driver import children as children_module
 from gyre_hpc.driver.children import Children
 from gyre_hpc.driver.launcher import Child, LocalLauncher
 from gyre_hpc.driver.world import WorldWatch, mark_ready
@@ -42,3 +43,24 @@ def test_ranks_that_never_come_as_far_as_mpi_end_the_attempt(tmp_path: Path) -> 
     assert children.check() is False, "its clock begins"
     with pytest.raises(Resumable, match=r"rank 1 to be ready for MPI_Init; see mpi\.log .*; the same command resumes"):
         children.check()
+
+
+def test_a_gateway_that_dies_beside_a_supervisor_is_what_ended_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children_module, "SETTLE", 0.3)
+    sleeping = {name: subprocess.Popen(["sleep", "1000"]) for name in ("gateway", "supervisor-n1")}
+    try:
+        # it dies while the driver waits for what belongs to the supervisor's death
+        watch = WorldWatch(tmp_path, 1, 20.0)
+        log = EventLog(tmp_path / "events.jsonl")
+        children = Children(tmp_path, LocalLauncher(), log, 1, watch, 20.0, sleeping["gateway"].kill)
+        for name, process in sleeping.items():
+            children.add(Child(name, process, tmp_path / f"{name}.log", 1))
+        assert children.check() is False
+        sleeping["supervisor-n1"].kill()
+        sleeping["supervisor-n1"].wait()
+        with pytest.raises(Resumable, match=r"^gateway was killed by SIGKILL; log: .*gateway\.log"):
+            children.check()
+    finally:
+        for process in sleeping.values():
+            process.kill()
+            process.wait()
