@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import logging
 import os
@@ -25,6 +26,8 @@ UNSUPPORTED = 3
 """Exit status of an engine process that would compute this model wrongly: trying again is useless."""
 # engines are on our own nodes: a proxy from the environment must not see them
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_BROKEN = (OSError, http.client.HTTPException, ValueError)
+"""URLError and time-outs are OSErrors; an engine that dies in the middle of an answer leaves the others: half a body, half a JSON value."""
 
 
 def text(url: str, deadline: float) -> str:
@@ -32,7 +35,7 @@ def text(url: str, deadline: float) -> str:
     try:
         with _opener.open(url, timeout=max(deadline, 0.01)) as response:
             body: bytes = response.read()
-    except OSError as error:
+    except _BROKEN as error:
         raise EngineFault(f"engine did not answer {url.rsplit('/', 1)[-1]}: {error}") from error
     return body.decode(errors="replace")
 
@@ -108,8 +111,11 @@ def call(
     try:
         with _opener.open(request, timeout=max(deadline, 0.01)) as response:
             text = response.read()
+            return json.loads(text) if text.strip() else None
     except urllib.error.HTTPError as error:
-        raise EngineFault(f"engine answered {error.code} to {name}: {error.read()[:300].decode(errors='replace')}") from error
-    except OSError as error:  # URLError and time-outs are OSErrors
+        with contextlib.suppress(*_BROKEN):
+            reason = error.read()[:300].decode(errors="replace")
+            raise EngineFault(f"engine answered {error.code} to {name}: {reason}") from error
+        raise EngineFault(f"engine answered {error.code} to {name}") from error
+    except _BROKEN as error:
         raise EngineFault(f"engine did not answer {name}: {error}") from error
-    return json.loads(text) if text.strip() else None

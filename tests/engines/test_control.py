@@ -59,6 +59,8 @@ def url() -> Iterator[str]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(404 if self.path == "/missing" else 200)
+            if self.path == "/half":
+                self.send_header("Content-Length", "100")
             self.end_headers()
             self.wfile.write(b"" if self.path == "/empty" else json.dumps({"got": json.loads(body)}).encode())
 
@@ -80,5 +82,7 @@ def test_calls_ignore_proxies_and_name_what_failed(url: str, monkeypatch: pytest
     assert control.call(f"{url}/empty", 5.0, {}) is None
     with pytest.raises(EngineFault, match="404 to missing"):
         control.call(f"{url}/missing", 5.0, {})
+    with pytest.raises(EngineFault, match=r"did not answer half: IncompleteRead"):
+        control.call(f"{url}/half", 5.0, {})
     with pytest.raises(EngineFault, match="did not answer pause"):
         control.call("http://127.0.0.1:9/pause", 1.0)
