@@ -58,6 +58,13 @@ def start_sum(comm: MPI.Intracomm, buffer: F32, root: int = 0) -> Pending:
     return Pending(requests, (buffer,))
 
 
+def start_sum_for_all(comm: MPI.Intracomm, buffer: F32) -> Pending:
+    """Begin to add up every rank's `buffer` float32[n], in place on every rank. Collective."""
+    from mpi4py import MPI
+
+    return Pending([comm.Iallreduce(MPI.IN_PLACE, piece, MPI.SUM) for piece in _pieces(buffer)], (buffer,))
+
+
 def start_broadcast(comm: MPI.Intracomm, buffer: F32, root: int = 0) -> Pending:
     """Begin to copy the root's `buffer` float32[n] into everybody's. Collective."""
     return Pending([comm.Ibcast(piece, root) for piece in _pieces(buffer)], (buffer,))

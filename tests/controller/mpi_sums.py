@@ -11,6 +11,7 @@ mpi4py.rc.finalize = False
 import numpy as np  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
+from cells import reduce  # noqa: E402
 from cells.communicators import Layout, build  # noqa: E402
 from gyre_hpc.controller.sums import into_core  # noqa: E402
 
@@ -19,6 +20,7 @@ ELEMENTS = 1000
 
 def main() -> None:
     width = int(sys.argv[1])
+    reduce.PIECE = 300  # several of them
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
     ranks = build(Layout(2, width), MPI.COMM_WORLD)
     if ranks.cell_index is not None:
