@@ -30,7 +30,7 @@ from gyre_hpc.gateway.dialects.canonical import Conversation, Head, Message
 from gyre_hpc.gateway.text.decoding import Decoder, decoders
 from gyre_hpc.gateway.text.encoding import Encoder
 from gyre_hpc.gateway.text.guard import TokenGuard
-from gyre_hpc.gateway.text.thoughts import THINK_OPEN
+from gyre_hpc.gateway.text.thoughts import THINK_CLOSE, THINK_OPEN
 
 log = logging.getLogger(__name__)
 _MARK = "gyre5f3a9c"
@@ -115,7 +115,10 @@ class TurnRenderer:
         opened = asked if whole.startswith(asked) else _thoughtless(asked)
         if not (whole.startswith(opened) and whole.endswith(behind)):
             raise ValueError("the chat template writes an answer otherwise than it asks for one")
-        return [*self._guard.encode(whole[len(opened) : len(whole) - len(behind)], base), self._encode(behind)[0]]
+        said = whole[len(opened) : len(whole) - len(behind)]
+        if opened != asked and asked.endswith(THINK_CLOSE):  # it was asked for behind that already, as where thinking is off
+            said = said.removeprefix(THINK_CLOSE)
+        return [*self._guard.encode(said, base), self._encode(behind)[0]]
 
     def split(self, root: Sequence[int]) -> list[list[int]]:
         """A root cut behind its first end of turn: the system prompt and the tools (shared by many executions), and the rest."""
@@ -295,8 +298,11 @@ class TurnRenderer:
 
 
 def _thoughtless(text: str) -> str:
-    """Without an open or empty thought and blanks at the end, which thinking templates write in one place and leave out in the other."""
-    return re.sub(r"\s*(<think>\s*(</think>\s*)?)?$", "", text)
+    """Without an open or empty thought and blanks at the end, which thinking templates write in one place and leave out in the other.
+
+    Nor with the end of a thought alone: GLM-4.7 asks with `<think>` and writes `</think>` before the text of earlier turns.
+    """
+    return re.sub(r"\s*(<think>\s*)?(</think>\s*)?$", "", text)
 
 
 def to_chat(message: Message, system_allowed: bool) -> list[ChatMessage]:

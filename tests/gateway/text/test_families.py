@@ -134,3 +134,33 @@ def test_answers_that_may_follow_each_other_only_behind_a_call_are_looked_at_the
         return
     with pytest.raises(ConfigError, match="a second answer changes"):
         TurnRenderer(family_model(tmp_path, family))
+
+
+def changed(family: Family, *changes: tuple[str, str]) -> Family:
+    template = family.template
+    for before, after in changes:
+        assert template.count(before) == 1
+        template = template.replace(before, after)
+    return Family(family.control, family.stops, template)
+
+
+def test_a_history_in_which_thoughts_only_end(tmp_path: Path) -> None:
+    """GLM-4.7: asked with an open thought; where that is dropped, its end stays."""
+    asked = ("{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}", "{%- if add_generation_prompt -%}{{- '<|assistant|><think>' -}}")
+    glm = changed(GLM, asked, ("{{- '<|assistant|>\\n<think>' -}}", "{{- '<|assistant|>' -}}"), ("{{- '</think>\\n' +", "{{- '</think>' +"))
+    made = TurnRenderer(family_model(tmp_path, glm))
+    assert made.opens_thought
+    assert made.shown(made.root(Conversation(Head(), (ASKED,)))).endswith("<|assistant|><think>")
+    assert made.shown(made.answer(Message("assistant", ({"type": "text", "text": "said"},)))) == "</think>said<|user|>"
+
+
+def test_a_history_in_which_thoughts_only_end_and_a_question_that_ended_its_own(tmp_path: Path) -> None:
+    """DeepSeek-V3.2, told not to think."""
+    says = "<\uff5cAssistant\uff5c>' -}}"
+    last = f"and messages[-1].role == 'user' -%}}{{{{- '{says}"
+    template = DEEPSEEK.template.replace(last, last.replace(says, "<\uff5cAssistant\uff5c><think></think>' -}}"))
+    template = template.replace(says, "<\uff5cAssistant\uff5c></think>' -}}")
+    assert (template.count("<think>"), template.count("|</think>") + template.count("\uff5c></think>")) == (1, 1)
+    made = TurnRenderer(family_model(tmp_path, Family(DEEPSEEK.control, DEEPSEEK.stops, template)))
+    assert not made.opens_thought
+    assert made.shown(made.answer(Message("assistant", ({"type": "text", "text": "said"},)))) == "said<\uff5cend\uff5c>"
