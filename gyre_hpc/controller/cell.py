@@ -440,7 +440,7 @@ class CellRank:
             self._actor.export(Path(message.weights))
             source = ""
             if message.offer and self.place.is_leader:
-                source = self._offer.open(_own_host(), message.version, self._actor.weights)
+                source = self._offer.open(_own_host(), message.version, self._actor.weights, self._actor.copied)
             if not self._training:
                 self._actor.offload()
             if source:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from gyre_hpc.engines.protocol import NotReceived
+
 if TYPE_CHECKING:
     from gyre_hpc.engines.weight_stream import Sender, Weights
 
@@ -23,14 +25,18 @@ class Offer:
     def __init__(self) -> None:
         self._sender: Sender | None = None
 
-    def open(self, host: str, version: int, weights: Callable[[], Weights]) -> str:
-        """Offer what `weights` gives, in place of an older offer; the source to be told to engines, "" where it can't be done."""
-        from gyre_hpc.engines.weight_stream import Sender
+    def open(self, host: str, version: int, weights: Callable[[], Weights], copied: int = 0) -> str:
+        """Offer what `weights` gives, in place of an older offer; the source to be told to engines, "" where it can't be done.
+
+        `copied`: bytes of host memory that `weights` takes; where that much is not free it is not asked.
+        """
+        from gyre_hpc.engines.weight_stream import Sender, require_room
 
         self.close()
         try:
+            require_room(copied)
             self._sender = Sender(host, version, weights())
-        except (OSError, RuntimeError) as error:  # torch's word for no memory is a RuntimeError
+        except (NotReceived, OSError, RuntimeError) as error:  # torch's word for no memory is a RuntimeError
             logger.warning("version %d can't be sent from memory, engines load it from files: %s", version, error)
             return ""
         return self._sender.source

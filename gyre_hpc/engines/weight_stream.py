@@ -151,14 +151,14 @@ def receive(source: str, version: int, deadline: float) -> dict[str, torch.Tenso
         with socket.create_connection((host, int(port)), timeout=max(0.1, deadline)) as connection:
             connection.sendall(json.dumps({"secret": secret, "version": version}).encode() + b"\n")
             (length,) = struct.unpack(">Q", _exactly(connection, memoryview(bytearray(8)), end))
-            _require_room(length)
+            require_room(length)
             head = json.loads(bytes(_exactly(connection, memoryview(bytearray(length)), end)))
             if head["version"] != version:
                 raise NotReceived(f"version {head['version']} was sent in place of {version}")
             weights = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, dtype, shape in head["tensors"]}
             left = sum(tensor.nbytes for tensor in weights.values())
             for name, like in weights.items():
-                _require_room(left)
+                require_room(left)
                 left -= like.nbytes
                 weights[name] = torch.empty_like(like, device="cpu")
                 _exactly(connection, _bytes(weights[name]), end)
@@ -182,7 +182,8 @@ def _exactly(connection: socket.socket, target: memoryview, end: float) -> memor
     return target
 
 
-def _require_room(wanted: int) -> None:
+def require_room(wanted: int) -> None:
+    """Raises NotReceived where this host has less free memory than `wanted` bytes (a job's own limit is not looked at)."""
     free = psutil.virtual_memory().available
     if wanted > free:
         raise NotReceived(f"{wanted >> 20} MiB are wanted, this host has {free >> 20} MiB of free memory")

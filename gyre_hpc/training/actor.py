@@ -216,6 +216,11 @@ class Core(Satellite):
         except (OSError, SafetensorError) as error:
             raise Resumable(f"weights {directory}: {error}", "free some space in run.dir; the same command resumes") from error
 
+    @property
+    def copied(self) -> int:
+        """Bytes of host memory that `weights` takes: on an accelerator all of them, on a CPU none (but for what is converted back)."""
+        return sum(p.nbytes for p in self._parameters) if self.device.type == "cuda" else 0
+
     def weights(self) -> list[tuple[str, torch.Tensor]]:
         """What `export` writes, without files: (name there, contiguous CPU tensor). On a CPU the parameters themselves, no copies."""
         return published(self.model)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from gyre_hpc.controller.offer import Offer
+from gyre_hpc.engines import weight_stream
 from gyre_hpc.engines.protocol import NotReceived
 from gyre_hpc.engines.weight_stream import Weights, receive
 
@@ -22,6 +25,24 @@ def test_one_version_at_a_time_until_it_is_withdrawn() -> None:
     assert (sent["receivers"], sent["bytes"]) == (1, 12)
     with pytest.raises(NotReceived):
         receive(second, 2, 5.0)
+
+
+def test_where_the_copies_would_not_fit_none_is_made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(weight_stream.psutil, "virtual_memory", lambda: SimpleNamespace(available=5 << 20))
+    asked: list[str] = []
+
+    def weights() -> Weights:
+        asked.append("weights")
+        return [("w", torch.ones(3))]
+
+    offer = Offer()
+    assert offer.open("127.0.0.1", 1, weights, 6 << 20) == ""
+    assert asked == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "version 1 can't be sent from memory, engines load it from files: 6 MiB are wanted, this host has 5 MiB of free memory"
+    ]
+    assert offer.open("127.0.0.1", 1, weights, 5 << 20)
+    offer.close()
 
 
 def test_where_there_is_no_memory_for_it_files_are_left(caplog: pytest.LogCaptureFixture) -> None:

@@ -170,6 +170,7 @@ def test_export_is_a_directory_that_loads_with_tokenizer_files(core: Core, model
     assert written.difference([float(plain[at, token]) for at, token in enumerate(written.tokens[1:])]) < 1e-5
     assert 0.0 < written.rounding < 1e-4
     assert core.canary(core.version) == written, "nothing of it stays behind"
+    assert core.copied == 0, "on a CPU an offer is of the parameters themselves"
 
 
 @pytest.mark.parametrize("limit", [100, 30_000])
