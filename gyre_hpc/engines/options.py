@@ -29,6 +29,8 @@ VLLM_OWN = frozenset(
     }
 )
 """Options of vLLM's command line that the engine sets itself."""
+_UNPROVEN = "kv-sharing-fast-prefill"
+"""With it vLLM has no log-probs of prompts (0.32.0: the question for them ends its engine), so that no load of weights could be proven."""
 KV_GIB = "kv_gib"
 """Our one option that is not vLLM's: GiB of KV cache on CPU."""
 
@@ -51,7 +53,7 @@ def torch_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a vLLM server's command line, with dashes, without ours.
 
-    Raises ConfigError for those that are ours to set, and for a size of the KV cache that vLLM can't read.
+    Raises ConfigError for those that are ours to set, for a size of the KV cache that vLLM can't read, and for what hides wrong weights.
     """
     held = options.get(KV_GIB, 1)
     if not isinstance(held, int) or isinstance(held, bool) or held < 1:
@@ -59,4 +61,6 @@ def vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name.replace("_", "-"): value for name, value in options.items() if name != KV_GIB}
     if taken := sorted(VLLM_OWN & set(given)):
         raise ConfigError(f"rollout.options.{taken[0]} is set by the engine itself", f"remove it; ours are {', '.join(sorted(VLLM_OWN))}")
+    if given.get(_UNPROVEN):
+        raise ConfigError(f"rollout.options.{_UNPROVEN} leaves no log-probs of prompts, by which weights are checked", "remove it")
     return given

@@ -40,3 +40,9 @@ def test_a_vllm_engine_takes_all_but_what_it_sets_itself() -> None:
 def test_a_kv_cache_that_vllm_cannot_read_is_refused_before_anything_starts(size: Any) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.options\.kv_gib = .*; a whole number of GiB from 1"):
         vllm_options({"kv_gib": size})
+
+
+def test_what_would_hide_wrong_weights_from_the_canary_is_refused() -> None:
+    assert vllm_options({"kv_sharing_fast_prefill": False}) == {"kv-sharing-fast-prefill": False}
+    with pytest.raises(ConfigError, match=r"rollout\.options\.kv-sharing-fast-prefill leaves no log-probs of prompts"):
+        vllm_options({"kv_sharing_fast_prefill": True})
