@@ -110,6 +110,8 @@ class _Reading:
         self.ended = ""
         self.start: Event = {}
         self.engines: Event = {}
+        self.tells = False
+        """This log has said when engines were up."""
 
     def take(self, event: Event) -> None:
         t = float(event["t"])
@@ -126,7 +128,7 @@ class _Reading:
                 self.cells = max(self.cells, len(cells) if isinstance(cells, list) else int(cells or 0))
                 self.open = dict.fromkeys(range(self.cells), (_STARTING, at))
             case "engines":
-                self.engines = event
+                self.engines, self.tells = event, True
                 self._started(at)
             case "transfer":
                 self._started(None)
@@ -134,7 +136,8 @@ class _Reading:
             case "step.end":
                 self.steps[int(event["step"])] = event
             case "execution.end":
-                self._started(None)
+                if not self.tells:  # else it may be one that an earlier attempt had no time to tell
+                    self._started(None)
                 self.endings[str(event["reason"])] += 1
                 self.tokens += int(event.get("tokens", 0))
                 self.calls += int(event.get("calls", 0))

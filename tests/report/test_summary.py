@@ -64,3 +64,17 @@ def test_a_new_attempt_cuts_the_roles_of_the_last_and_a_repeated_step_counts_onc
     assert summary.attempts == (0.0, 30.0)
     assert (summary.tokens, summary.calls, dict(summary.endings), dict(summary.lost)) == (7, 2, {"finished": 1}, {"node lost": 1})
     assert summary.ended == ""
+
+
+def test_an_end_that_the_next_attempt_tells_does_not_say_that_its_engines_are_up() -> None:
+    """The gateway tells what the last one had recorded only, before any engine is there."""
+    end = {"kind": "execution.end", "reason": "finished", "score": 1.0}
+    told = [{"t": 0.0, "kind": "run.start", "cells": [["a"]]}, {"t": 10.0, "kind": "engines"}, {"t": 20.0, **end}]
+    again = [{"t": 30.0, "kind": "run.start", "cells": [["a"]]}, {"t": 32.0, **end}, {"t": 40.0, "kind": "engines"}, {"t": 50.0, **end}]
+    spans = summarise(log(*told, *again)).spans
+    assert spans == (
+        Span(0, "starting", 0.0, 10.0),
+        Span(0, "rollout", 10.0, 20.0),
+        Span(0, "starting", 30.0, 40.0),
+        Span(0, "rollout", 40.0, 50.0),
+    )
