@@ -60,6 +60,7 @@ class TurnRenderer:
         self._encoder = Encoder(self.tokenizer)
         self._no_tools: list[dict[str, Any]] | None = None
         self._mid_system = True
+        self._arguments_as_text = False
         self._no_tools = self._find_no_tools()
         self.stop_ids = self._find_stop_ids()
         self._decoders = decoders(self.tokenizer, self.stop_ids)
@@ -174,6 +175,9 @@ class TurnRenderer:
         chat: list[ChatMessage] = []
         for message in messages:
             chat.extend(to_chat(message, self._mid_system or (first and not chat)))
+        if self._arguments_as_text:
+            for function in (call["function"] for turn in chat for call in turn.get("tool_calls", ())):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         return chat
 
     # -- what is checked once ---------------------------------------------------------------------------------------------------
@@ -246,7 +250,13 @@ class TurnRenderer:
         if _SHOWN not in self._after_mark(behind):
             raise ValueError("it leaves out what tools show")
         whole = self._behind_a_call(head, start, behind)
-        if whole is not None and not whole.endswith(self._after_mark(behind)):
+        if whole is None:
+            log.warning(
+                "the chat template of %s refuses a call with its result and a question behind it: a harness whose history has one that was "
+                "not recorded here (an edit, a compaction) gets status 400",
+                self.directory,
+            )
+        elif not whole.endswith(self._after_mark(behind)):
             raise ValueError("it is not append-only: tool results behind a call are written otherwise than behind a turn without one")
 
     def _behind_a_call(self, head: Head, start: Message, behind: list[ChatMessage]) -> str | None:
@@ -256,7 +266,9 @@ class TurnRenderer:
             function = {"name": _SHOWN, "arguments": given}
             turn = {"role": "assistant", "content": _MARK, "tool_calls": [{"id": "i", "type": "function", "function": function}]}
             with contextlib.suppress(ValueError):
-                return self._render([*self._with_head(head, [start]), turn, *behind], head)
+                whole = self._render([*self._with_head(head, [start]), turn, *behind], head)
+                self._arguments_as_text = given == "{}"
+                return whole
         return None
 
     def _check_second_answer(self, head: Head, start: Message, result: Message, plain: Message) -> bool:

@@ -164,3 +164,25 @@ def test_a_history_in_which_thoughts_only_end_and_a_question_that_ended_its_own(
     made = TurnRenderer(family_model(tmp_path, Family(DEEPSEEK.control, DEEPSEEK.stops, template)))
     assert not made.opens_thought
     assert made.shown(made.answer(Message("assistant", ({"type": "text", "text": "said"},)))) == "said<\uff5cend\uff5c>"
+
+
+def test_arguments_are_text_where_the_template_wants_text(tmp_path: Path) -> None:
+    """DeepSeek-V3: in a history that was not recorded here."""
+    call: dict[str, Any] = {"type": "tool_use", "id": "i", "name": "t", "input": {"a": "\u00e9"}}
+    history = Conversation(Head(), (ASKED, Message("assistant", (call,)), OUTPUT))
+    text = changed(DEEPSEEK, (" + call.function.arguments | tojson -}}", " + call.function.arguments -}}"))
+    for family in (text, DEEPSEEK):
+        made = TurnRenderer(family_model(tmp_path / str(family is text), family))
+        assert 'call t{"a": "\u00e9"}<' in made.shown(made.root(history))
+    assert call["input"] == {"a": "\u00e9"}
+
+
+def test_a_template_that_writes_no_calls_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    refusing = changed(
+        GLM, ("{%- for call in message.tool_calls or [] -%}", "{%- for call in message.tool_calls or [] -%}{{- raise_exception('no') -}}")
+    )
+    TurnRenderer(family_model(tmp_path, refusing))
+    assert "refuses a call with its result" in caplog.text
+    caplog.clear()
+    TurnRenderer(family_model(tmp_path, GLM))
+    assert "refuses a call" not in caplog.text
