@@ -9,6 +9,7 @@ and resumable.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -246,13 +247,11 @@ def _finalize_mpi() -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """The end of the process, without taking torch apart: that costs a second of CPU a rank, which counts against deadlines.stop. MPI is
-    over; what was printed and logged is written out, and nothing else is left to save."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or closed: the status still tells
-            stream.flush()
-    os._exit(status)
+    """The end of the process. Never by os._exit: MPICH takes its leave of the process manager in a handler of C's exit, after MPI_Finalize,
+    and mpiexec kills all other ranks for one that goes without. `freeze` lets the interpreter pass over what torch's modules left behind,
+    which saves a third of the seconds of CPU that its end costs."""
+    gc.freeze()
+    sys.exit(status)
 
 
 def _abort(code: int) -> None:

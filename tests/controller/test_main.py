@@ -14,6 +14,7 @@ from gyre_hpc.controller.main import _checkpoint, _guarded, _meet
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
+from tests.cells.ranks import run_ranks
 
 
 def test_a_run_begins_without_checkpoint_once_only(tmp_path: Path) -> None:
@@ -61,3 +62,12 @@ def test_a_rank_leaves_with_its_status_and_with_what_it_printed() -> None:
     program = "from gyre_hpc.controller.main import _leave; print('said', end=''); _leave(75)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120.0, check=False)
     assert (ended.returncode, ended.stdout) == (75, "said")
+
+
+@pytest.mark.job
+def test_mpiexec_takes_no_rank_that_leaves_for_a_death(tmp_path: Path) -> None:
+    """Ranks that left by os._exit after MPI_Finalize were a death for it four times in five, and the whole step ended with signal 9."""
+    for _ in range(5):
+        done = run_ranks("../controller/mpi_leave.py", 4, str(tmp_path))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("leaves") == 4, done.stdout
