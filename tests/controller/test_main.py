@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -60,7 +61,8 @@ def test_ranks_that_do_not_come_are_not_waited_for_for_ever() -> None:
 
 def test_a_rank_leaves_with_its_status_and_with_what_it_printed() -> None:
     program = "from gyre_hpc.controller.main import _leave; print('said', end=''); _leave(75)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120.0, check=False)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120.0, check=False)
     assert (ended.returncode, ended.stdout) == (75, "said")
 
 
