@@ -142,7 +142,8 @@ class Controller:
             self._check_idle()
             if not busy:
                 time.sleep(_POLL if self._activity is None else _SOON)
-        patience = min(self.config.deadlines.transfer, self.config.deadlines.stop / 2)  # the driver waits for all of it, and the ranks want some
+        # the driver waits for all of deadlines.stop, and the ranks want some of it
+        patience = min(self.config.deadlines.transfer, self.config.deadlines.stop / 2)
         self._drain(hold_calls(self.asking, self.client, self._serving(), patience))
         reason = "stopped" if self._stopping else "done"
         self._drain(self.asking.agree(Stop(reason), "stop", self.config.deadlines.step))
