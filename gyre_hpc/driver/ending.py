@@ -43,8 +43,8 @@ def verdict(dead: Child, folder: Path) -> GyreError:
     failure = first_failure(folder)
     if failure is not None and not failure.consequence and (number is None or dead.name == MPI_STEP or failure.who == dead.name):
         return failure.error()
-    if number is None and dead.name == MPI_STEP:
-        number = _task_signal(dead)
+    if dead.name == MPI_STEP:
+        number = _task_signal(dead) or number
     if number is None and failure is not None:
         return failure.error()
     how = f"ended with status {dead.process.returncode}" if number is None else f"was killed by {number.name}"

@@ -51,6 +51,7 @@ def test_a_wait_says_its_name_at_half_time_and_gives_up_at_its_deadline(caplog: 
     ("log", "status", "words"),
     [
         ("srun: error: n3: task 2: Killed\nsrun: error: n1: task 0: Killed\n", 137, "rank 2 (a cell) was killed by SIGKILL"),
+        ("srun: error: n3: task 2: Killed\nsrun: error: n1: task 0: Terminated\n", 143, "rank 2 (a cell) was killed by SIGKILL"),
         ("srun: error: n1: task 0: Exited with exit code 3\n", 3, "the controller (rank 0) ended with status 3"),
         ("=   PID 77 RUNNING AT host\n=   EXIT CODE: 9\n", 9, "a rank of the MPI step (controller or cells) was killed by SIGKILL"),
         ("", 1, "a rank of the MPI step (controller or cells) ended with status 1"),
