@@ -47,6 +47,38 @@ def test_the_server_is_told_to_be_both_sides_and_what_contradicts_is_refused() -
         options({"kv-transfer-config": {}}, cpu=True)
 
 
+@pytest.mark.parametrize("told", [[True, False], [False, True, False], [True, True, False]], ids=["at once", "late", "heartbeat"])
+async def test_an_unpin_goes_on_until_the_pin_is_gone(monkeypatch: pytest.MonkeyPatch, told: list[bool]) -> None:
+    """A heartbeat that lay unread gives an ended lease its whole length again."""
+    answers = iter(told)
+    link = worker(monkeypatch, answers)
+    await link.unpin(PINNED)
+    await link.close()
+    assert next(answers, None) is None, "it asked until the last answer"
+
+
+async def test_a_pin_that_does_not_go_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = worker(monkeypatch, iter(lambda: True, None))
+    with pytest.raises(EngineFault, match="still there after 20 tries"):
+        await link.unpin(PINNED)
+    await link.close()
+
+
+PINNED = Ticket([1, 2], 0, 0.0, {"remote_request_id": "r"})
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, there: Iterator[bool]) -> NixlLink:
+    """A link to a server whose worker says these of the pin it is to give back."""
+    link = NixlLink(EngineAddress("vllm", "http://nowhere", 1, 1024))
+
+    async def ask(*_: object) -> tuple[dict[str, str], bytes]:
+        return {}, b'{"results": [true]}' if next(there) else b'{"results": [false]}'
+
+    monkeypatch.setattr(link, "_ask", ask)
+    monkeypatch.setattr(handover_nixl, "_UNPIN_PAUSE", 0.0)
+    return link
+
+
 def test_counters_are_read_over_all_cores_of_an_engine() -> None:
     text = """# HELP vllm:prompt_tokens_by_source_total x
 vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 5.0
