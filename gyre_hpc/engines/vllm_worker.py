@@ -67,11 +67,13 @@ class WorkerExtension:
         """
         from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group, has_kv_transfer_group
 
+        from gyre_hpc.engines.handover_nixl import Ended
+
         if not has_kv_transfer_group():
             return False
         connector: Any = get_kv_transfer_group()
         leases: dict[str, float] = connector.connector_worker._reqs_to_send
         if request not in leases:
             return False
-        leases[request] = 0.0
+        leases[request] = Ended(0.0)
         return True

@@ -17,7 +17,7 @@ import pytest
 from gyre_hpc.engines import handover_nixl
 from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.handover import Counters, Departure, Doubt, Gone, Ticket
-from gyre_hpc.engines.handover_nixl import NixlLink, options, read_block, read_counters
+from gyre_hpc.engines.handover_nixl import Ended, NixlLink, options, read_block, read_counters
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineServer, GenerateRequest, Sampling
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.router import Router
@@ -47,36 +47,11 @@ def test_the_server_is_told_to_be_both_sides_and_what_contradicts_is_refused() -
         options({"kv-transfer-config": {}}, cpu=True)
 
 
-@pytest.mark.parametrize("told", [[True, False], [False, True, False], [True, True, False]], ids=["at once", "late", "heartbeat"])
-async def test_an_unpin_goes_on_until_the_pin_is_gone(monkeypatch: pytest.MonkeyPatch, told: list[bool]) -> None:
-    """A heartbeat that lay unread gives an ended lease its whole length again."""
-    answers = iter(told)
-    link = worker(monkeypatch, answers)
-    await link.unpin(PINNED)
-    await link.close()
-    assert next(answers, None) is None, "it asked until the last answer"
-
-
-async def test_a_pin_that_does_not_go_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = worker(monkeypatch, iter(lambda: True, None))
-    with pytest.raises(EngineFault, match="still there after 20 tries"):
-        await link.unpin(PINNED)
-    await link.close()
-
-
-PINNED = Ticket([1, 2], 0, 0.0, {"remote_request_id": "r"})
-
-
-def worker(monkeypatch: pytest.MonkeyPatch, there: Iterator[bool]) -> NixlLink:
-    """A link to a server whose worker says these of the pin it is to give back."""
-    link = NixlLink(EngineAddress("vllm", "http://nowhere", 1, 1024))
-
-    async def ask(*_: object) -> tuple[dict[str, str], bytes]:
-        return {}, b'{"results": [true]}' if next(there) else b'{"results": [false]}'
-
-    monkeypatch.setattr(link, "_ask", ask)
-    monkeypatch.setattr(handover_nixl, "_UNPIN_PAUSE", 0.0)
-    return link
+def test_no_heartbeat_moves_the_end_of_a_lease_that_is_over() -> None:
+    """As vLLM's worker counts: `_handle_heartbeat` and `_reap_expired_send_leases`."""
+    lease: float = Ended(0.0)
+    lease = max(lease, time.perf_counter() + 60.0)
+    assert time.perf_counter() >= lease
 
 
 def test_counters_are_read_over_all_cores_of_an_engine() -> None:
