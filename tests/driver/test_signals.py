@@ -14,6 +14,7 @@ from gyre_hpc.driver.signals import Signals
 SCRIPT = """
 import os, signal, sys
 from gyre_hpc.driver.signals import Signals
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
 with Signals(last=True) as caught:
     for _ in range(int(sys.argv[1])):
         os.kill(os.getpid(), signal.SIGINT)

@@ -52,7 +52,9 @@ async def test_streams_in_chunks_with_true_log_probs(engine: TorchEngine, models
     call = request("a", 30, seed=4, temperature=0.8)
     chunks = await collect(engine, call)
     tokens, logprobs, versions = joined(chunks)
-    assert [c.finish for c in chunks] == [None] * 7 + ["length"]
+    *before, last = [c.finish for c in chunks]
+    assert (set(before), last) == ({None}, "length")
+    assert len(before) <= 7, "what has come together goes on as one"
     assert len(tokens) == 30
     assert set(versions) == {0}
     expected = plain_logprobs(models[0], call.prompt, tokens, 0.8)
