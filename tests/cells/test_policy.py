@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,20 @@ def consumed_or_skipped(w: World) -> None:
     assert w.policy.outstanding == len(left) + len(w.dispatches)
 
 
+def end_over_crashes(w: World, crashes: Sequence[int]) -> None:
+    """The run to its end, with a crash after each of these numbers of events."""
+    w.carry_out(w.policy.start())
+    for events in [*crashes, 200_000]:
+        for _ in range(events):
+            if not w.over:
+                w.happen()
+        if not w.over:
+            assert events < 200_000, "the run does not end"
+            w.crash()
+    assert w.over
+    consumed_or_skipped(w)
+
+
 @settings(max_examples=700, deadline=None)
 @given(schedules(), st.integers(0, 2**32))
 def test_any_order_of_events_keeps_the_rules_and_ends(schedule: Schedule, seed: int) -> None:
@@ -111,19 +126,7 @@ def test_void_groups_and_failed_transfers_keep_the_rules_and_end(schedule: Sched
 @example(UNDONE_CORE, 1320, [45])
 def test_crashes_lose_no_group_and_repeat_no_step(schedule: Schedule, seed: int, crashes: list[int]) -> None:
     w = world(schedule, seed, void=0.1, fails=0.1)
-    w.carry_out(w.policy.start())
-    for events in crashes:
-        for _ in range(events):
-            if not w.over:
-                w.happen()
-        if not w.over:
-            w.crash()
-    for _ in range(200_000):
-        if w.over:
-            break
-        w.happen()
-    assert w.over
-    consumed_or_skipped(w)
+    end_over_crashes(w, crashes)
 
 
 @settings(max_examples=150, deadline=None)
@@ -133,30 +136,14 @@ def test_what_the_weights_between_checkpoints_sampled_is_trained_on_within_the_b
 ) -> None:
     w = world(schedule, seed, void=0.1, fails=0.1)
     w.checkpoint_every = every
-    w.carry_out(w.policy.start())
-    for events in [*crashes, 200_000]:
-        for _ in range(events):
-            if not w.over:
-                w.happen()
-        if not w.over:
-            assert events < 200_000, "the run does not end"
-            w.crash()
-    consumed_or_skipped(w)
+    end_over_crashes(w, crashes)
 
 
 @settings(max_examples=150, deadline=None)
 @given(schedules(), st.integers(0, 2**32), st.sampled_from([0.0, 0.2]), st.lists(st.integers(1, 60), max_size=2))
 def test_engines_that_die_and_come_back_are_never_counted_on(schedule: Schedule, seed: int, void: float, crashes: list[int]) -> None:
     w = world(schedule, seed, void, fails=0.1, mortal=True)
-    w.carry_out(w.policy.start())
-    for events in [*crashes, 200_000]:
-        for _ in range(events):
-            if not w.over:
-                w.happen()
-        if not w.over:
-            assert events < 200_000, "the run does not end"
-            w.crash()
-    consumed_or_skipped(w)
+    end_over_crashes(w, crashes)
 
 
 def drive(policy: ElasticPolicy, *events: object) -> list[object]:
