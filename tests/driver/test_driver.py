@@ -85,6 +85,7 @@ class Background:
         return self.process.returncode, out
 
 
+@pytest.mark.job
 def test_sigterm_stops_in_good_order_and_the_next_attempt_resumes(run: RunPaths) -> None:
     background = Background(run)
     background.until(lambda: background.steps() >= 2)
@@ -122,6 +123,7 @@ def victims(paths: RunPaths) -> dict[str, int]:
     }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("victim", ["gateway", "mpi.0", "mpi.2"])
 def test_kill_9_of_a_process_stops_the_run_resumable_with_one_line(run: RunPaths, victim: str) -> None:
     background = Background(run)

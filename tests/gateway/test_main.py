@@ -136,6 +136,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 100, "stream": True, "messages": [{"role": "user", "content": "go"}], **fields}
 
 
+@pytest.mark.job
 async def test_kill_9_after_the_last_event_loses_nothing_and_the_next_attempt_goes_on(root: Path, engine: EngineServer) -> None:
     engine.replies.append("Look. " + tool_call("bash", command="ls"))
     async with gateway(root) as running:

@@ -158,6 +158,7 @@ def resume_and_die(directory, record):
     os._exit(0)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("record", [False, True], ids=["idle", "at-work"])
 def test_fifty_resumes_are_bounded_in_size(tmp_path, record):
     """While one execution lives through all of them: its records are not written anew each time."""
