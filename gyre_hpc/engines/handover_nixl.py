@@ -36,6 +36,8 @@ SMALLEST_BLOCK = 32
 _OPTION = "kv-transfer-config"
 _UNPIN_TRIES = 10
 _UNPIN_PAUSE = 0.05
+_DYING = 5.0
+"""Seconds within which a server that was killed refuses connections."""
 _SOURCES = {"local_compute": "computed", "local_cache_hit": "cached", "external_kv_transfer": "pulled"}
 
 
@@ -119,12 +121,17 @@ class NixlLink:
             await asyncio.sleep(_UNPIN_PAUSE)
 
     async def forget(self) -> None:
-        try:
-            await self._ask("POST", "gyre/forget", b"{}")
-        except EngineFault as fault:
-            if not isinstance(fault.__cause__, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) or isinstance(fault, Gone):
-                raise
-            await self._ask("POST", "gyre/forget", b"{}")  # a connection that was kept from before says nothing about the server
+        """A connection that breaks says nothing about the server: kept from before, or taken by one that is dying. It is asked again."""
+        until = time.monotonic() + _DYING
+        while True:
+            try:
+                await self._ask("POST", "gyre/forget", b"{}")
+                return
+            except EngineFault as fault:
+                broken = isinstance(fault.__cause__, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+                if not broken or isinstance(fault, Gone) or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(_UNPIN_PAUSE)
 
     async def counters(self) -> Counters:
         return read_counters((await self._ask("GET", "metrics"))[1].decode())
