@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,7 @@ def foretell(found: Mapping[tuple[str, int], Measured]) -> dict[tuple[str, int],
 def main() -> int:
     """Run, measure, print. Returns the exit code."""
     options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster ends with the benchmark
     schedules = policies_rows.rows() if options.rows else SCHEDULES
     names = [name.strip() for name in (options.only or ",".join(schedules)).split(",")]
     if unknown := set(names) - set(schedules):

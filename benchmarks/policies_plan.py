@@ -17,7 +17,7 @@ from gyre_hpc.config import load
 from gyre_hpc.errors import GyreError
 
 JOB = Path(__file__).with_name("policies.yaml")
-ROW_SECONDS = 0.35
+ROW_SECONDS = 0.7
 """Emulated device time of a trained row: training is then to rollout about what it is in the paper's 122B case."""
 
 ROW_TOKENS = 100
