@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 
+from gyre_hpc import memory
 from gyre_hpc.engines.protocol import NotReceived
 
 log = logging.getLogger(__name__)
@@ -183,10 +183,10 @@ def _exactly(connection: socket.socket, target: memoryview, end: float) -> memor
 
 
 def require_room(wanted: int) -> None:
-    """Raises NotReceived where this host has less free memory than `wanted` bytes (a job's own limit is not looked at)."""
-    free = psutil.virtual_memory().available
+    """Raises NotReceived where this host, or the job's own limit on it, leaves less memory than `wanted` bytes."""
+    free = memory.available()
     if wanted > free:
-        raise NotReceived(f"{wanted >> 20} MiB are wanted, this host has {free >> 20} MiB of free memory")
+        raise NotReceived(f"{wanted >> 20} MiB are wanted, this host and the job's limit leave {free >> 20} MiB")
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
+from gyre_hpc import memory
 from gyre_hpc.controller.offer import Offer
-from gyre_hpc.engines import weight_stream
 from gyre_hpc.engines.protocol import NotReceived
 from gyre_hpc.engines.weight_stream import Weights, receive
 
@@ -28,7 +26,7 @@ def test_one_version_at_a_time_until_it_is_withdrawn() -> None:
 
 
 def test_where_the_copies_would_not_fit_none_is_made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(weight_stream.psutil, "virtual_memory", lambda: SimpleNamespace(available=5 << 20))
+    monkeypatch.setattr(memory, "available", lambda: 5 << 20)
     asked: list[str] = []
 
     def weights() -> Weights:
@@ -39,7 +37,7 @@ def test_where_the_copies_would_not_fit_none_is_made(monkeypatch: pytest.MonkeyP
     assert offer.open("127.0.0.1", 1, weights, 6 << 20) == ""
     assert asked == []
     assert [record.getMessage() for record in caplog.records] == [
-        "version 1 can't be sent from memory, engines load it from files: 6 MiB are wanted, this host has 5 MiB of free memory"
+        "version 1 can't be sent from memory, engines load it from files: 6 MiB are wanted, this host and the job's limit leave 5 MiB"
     ]
     assert offer.open("127.0.0.1", 1, weights, 5 << 20)
     offer.close()

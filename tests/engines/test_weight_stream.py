@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gyre_hpc import memory
 from gyre_hpc.engines import weight_stream
 from gyre_hpc.engines.protocol import NotReceived
 from gyre_hpc.engines.weight_stream import Sender, receive
@@ -105,26 +106,23 @@ def test_a_stream_that_stalls_ends_at_the_deadline() -> None:
 
 
 def test_where_there_is_no_room_nothing_is_begun(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        available = 1000
-
-    monkeypatch.setattr(weight_stream.psutil, "virtual_memory", Full)
-    with pytest.raises(NotReceived, match="free memory"):
+    monkeypatch.setattr(memory, "available", lambda: 1000)
+    with pytest.raises(NotReceived, match="leave 0 MiB"):
         receive(sender.source, 3, 10.0)
 
 
 def test_room_that_others_take_on_the_way_ends_it(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Shrinking:
-        looks = 0
+    looks = 0
 
-        def __init__(self) -> None:
-            Shrinking.looks += 1
-            self.available = 1 << 20 if Shrinking.looks < 4 else 10
+    def shrinking() -> int:
+        nonlocal looks
+        looks += 1
+        return 1 << 20 if looks < 4 else 10
 
-    monkeypatch.setattr(weight_stream.psutil, "virtual_memory", Shrinking)
-    with pytest.raises(NotReceived, match="free memory"):
+    monkeypatch.setattr(memory, "available", shrinking)
+    with pytest.raises(NotReceived, match="leave 0 MiB"):
         receive(sender.source, 3, 10.0)
-    assert Shrinking.looks == 4, "the head, and the first tensors, had room"
+    assert looks == 4, "the head, and the first tensors, had room"
 
 
 def test_an_accept_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
