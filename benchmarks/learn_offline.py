@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from gyre_hpc.config import BUILTIN_MODEL, Config, load
+from gyre_hpc.config import BUILTIN_MODEL, Config
+from gyre_hpc.configfile import load
 from gyre_hpc.harness import texts
 from gyre_hpc.policy import recipe, transcripts
 from gyre_hpc.policy.shell import Shell

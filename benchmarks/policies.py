@@ -38,7 +38,7 @@ from benchmarks.policies_measure import Measured, measure
 from benchmarks.policies_plan import SCHEDULES, Task, plan, write_config
 from benchmarks.policies_table import as_dict, draw_pictures, render, render_rows
 from cells.events import Mode
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.errors import GyreError
 from gyre_hpc.simulation.facts import Given, gather
 from gyre_hpc.simulation.replay import otherwise

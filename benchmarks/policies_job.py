@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.controller import main as controller
 from gyre_hpc.driver.driver import drive
 from gyre_hpc.driver.programs import Programs

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.errors import GyreError
 
 JOB = Path(__file__).with_name("policies.yaml")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.policies_plan import Schedule
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 
 PAPER = Path(__file__).parents[1] / "configs" / "paper"
 JOB = Path(__file__).with_suffix(".yaml")

@@ -33,7 +33,7 @@ import psutil
 import yaml
 
 from benchmarks import soak_kv
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import VARIABLE, Runtime

@@ -100,7 +100,7 @@ def main() -> int:
         hook(Path(sys.argv[2]))
         sys.argv[1:] = sys.argv[3:]
         return ranks.main()
-    from gyre_hpc.config import load
+    from gyre_hpc.configfile import load
     from gyre_hpc.driver import driver, rundir
     from gyre_hpc.driver.programs import Programs
     from gyre_hpc.driver.signals import Signals

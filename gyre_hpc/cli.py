@@ -441,7 +441,7 @@ def trees_export(
 
 # -- helpers --------------------------------------------------------------------------------------------------------------------
 def _load(config: Path, overrides: list[str] | None) -> Config:
-    from gyre_hpc.config import load
+    from gyre_hpc.configfile import load
     from gyre_hpc.driver.rundir import frozen
     from gyre_hpc.paths import RunPaths
 

@@ -1,7 +1,7 @@
 """The configuration of a run that is only looked at: another version of gyre may have frozen it.
 
 Invariant: what this version does not take (a key that is gone, a value that is no longer allowed) is left out and named, and never
-keeps anybody from seeing a run; whoever would run with it loads it strictly (gyre_hpc/config.py) and is refused. What was left out has
+keeps anybody from seeing a run; whoever would run with it loads it strictly (gyre_hpc/configfile.py) and is refused. What was left out has
 its default.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gyre_hpc.config import Config, check, read_tree
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check, read_tree
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from gyre_hpc.cli import main
-from gyre_hpc.config import check, load
+from gyre_hpc.configfile import check, load
 from gyre_hpc.driver import provenance
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.events import EventLog

@@ -25,10 +25,11 @@ import pytest
 import typer.main
 import yaml
 
-from gyre_hpc import config as configuration
+from gyre_hpc import configfile
 from gyre_hpc.checkpoint import CoreState, RunState, save
 from gyre_hpc.cli import app, main
-from gyre_hpc.config import Config, check, dump, valid_keys
+from gyre_hpc.config import Config, valid_keys
+from gyre_hpc.configfile import check, dump
 from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
@@ -147,7 +148,7 @@ def test_yaml_loads_as_a_configuration(text: str, tmp_path: Path) -> None:
     (tmp_path / "example.yaml").write_text(text)
     for name in ("quickstart.yaml",):
         (tmp_path / name).write_text((ROOT / "configs" / name).read_text())
-    assert configuration.load(tmp_path / "example.yaml")
+    assert configfile.load(tmp_path / "example.yaml")
 
 
 @pytest.mark.parametrize("text", blocks("json"))
@@ -206,7 +207,7 @@ def test_command_lines_do_what_the_documents_say(made: Path, monkeypatch: pytest
                     assert gyre(rest, made, monkeypatch) == 0, f"{line}: {capsys.readouterr().err}"
                 elif name in {"run", "submit", "sweep"}:
                     folder = ROOT if (ROOT / params["config"]).exists() else made
-                    configuration.load(_file(folder / params["config"]), params["overrides"] or [])
+                    configfile.load(_file(folder / params["config"]), params["overrides"] or [])
             case "sbatch":
                 script = next(word for word in rest if not word.startswith("-"))
                 assert os.access(ROOT / script, os.R_OK), line

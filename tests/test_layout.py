@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_hpc.config import Config, check
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.layout import Seat, cell_capacities, cell_seats, crowd, seats, waste
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.model import model_directory
 

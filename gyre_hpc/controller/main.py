@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from gyre_hpc import checkpoint as checkpoints
-from gyre_hpc.config import Config, load
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import load
 from gyre_hpc.driver.world import mark_busy, mark_ready, mark_through
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.events import read_events

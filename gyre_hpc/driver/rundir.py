@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gyre_hpc import config as configuration
+from gyre_hpc import configfile
 from gyre_hpc.config import BUILTIN_MODEL, Config
 from gyre_hpc.driver import provenance
 from gyre_hpc.driver.runlock import live_holder, refusal
@@ -93,7 +93,7 @@ def frozen(paths: RunPaths) -> Config:
             "give the folder that `gyre run` made, for example runs/quickstart",
         )
     try:
-        return configuration.load(paths.config)
+        return configfile.load(paths.config)
     except ConfigError as error:
         remedy = f"go on with the version of gyre that began the run (provenance.json), or mend that file: {error.remedy}"
         raise ConfigError(error.what, remedy) from None
@@ -143,7 +143,7 @@ def _untouched(paths: RunPaths) -> bool:
 
 def _freeze(config: Config, paths: RunPaths) -> None:
     temporary = paths.config.with_name(f".config.{os.getpid()}.yaml")
-    configuration.dump(config, temporary)
+    configfile.dump(config, temporary)
     os.replace(temporary, paths.config)
 
 

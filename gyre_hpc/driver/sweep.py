@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre_hpc.config import Config, check
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check
 from gyre_hpc.driver.allocation import ask
 from gyre_hpc.driver.inputs import check_inputs
 from gyre_hpc.driver.programs import Programs

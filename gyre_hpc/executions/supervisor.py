@@ -24,7 +24,8 @@ from typing import Any
 
 import aiohttp
 
-from gyre_hpc.config import Config, load
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import load
 from gyre_hpc.errors import ExitCode, GyreError
 from gyre_hpc.executions import endings, programs, sandbox, scoring, workspace
 from gyre_hpc.executions.control import Control, Work

@@ -30,7 +30,8 @@ from typing import Any, Protocol
 import uvloop
 from aiohttp import web
 
-from gyre_hpc.config import Config, load
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import load
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.failure import as_failure, record_failure

@@ -13,7 +13,7 @@ from benchmarks.policies_job import emulate_device
 from benchmarks.policies_measure import measure
 from benchmarks.policies_plan import SCHEDULES, Task, plan, write_config
 from benchmarks.policies_table import draw_pictures, render, render_rows
-from gyre_hpc.config import check, dump, load
+from gyre_hpc.configfile import check, dump, load
 from gyre_hpc.errors import GyreError
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.actor import Satellite

@@ -5,8 +5,10 @@ Run by test_communicators.py. Arguments: ranks per cell, standalone cells.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import nullcontext
 
 import mpi4py
 
@@ -20,6 +22,7 @@ from cells import reduce  # noqa: E402
 from cells.claims import Claims  # noqa: E402
 from cells.communicators import Communicators, Layout, WorldMismatch, build  # noqa: E402
 from cells.waiting import DeadlineExceeded  # noqa: E402
+from cells.watchdog import Watchdog  # noqa: E402
 
 STEPS = (40, 0, 1, 25)
 ELEMENTS = 1000
@@ -47,7 +50,8 @@ def check_communicators(comms: Communicators, layout: Layout) -> None:
 
 def check_claims(control: MPI.Intracomm) -> None:
     """All leaders claim while the items are announced bit by bit: each item is claimed once, none beyond what is announced."""
-    claims = Claims(control)
+    watchdog = Watchdog(lambda name, seconds: os._exit(9), print)
+    claims = Claims(control, watchdog.watch, patience=20.0)
     for items in STEPS:
         mine = []
         upto = 0
@@ -85,7 +89,7 @@ def check_late_claims(control: MPI.Intracomm) -> None:
         own.Ibarrier().Wait()
     else:
         with pytest.raises(DeadlineExceeded, match="all ranks to make the counter of claims"):
-            Claims(own, deadline=0.2)
+            Claims(own, lambda name, seconds: nullcontext(), deadline=0.2)
         control.Barrier()
     control.Barrier()
     own.Free()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cells.events import CapacityChanged
-from gyre_hpc.config import Config, check
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check
 from gyre_hpc.controller.engines import Engines
 from gyre_hpc.engines.protocol import EngineAddress
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.controller.main import _checkpoint, _guarded, _meet
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.events import EventLog

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from cells.communicators import Layout, check_world
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.driver import children, driver, ending, rundir
 from gyre_hpc.driver.allocation import node_name

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gyre_hpc import processes
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.driver import attempt, children, disk
 from gyre_hpc.driver.allocation import find_allocation
 from gyre_hpc.driver.children import MARK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.driver.history import is_finished, last_checkpoint, next_attempt
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths

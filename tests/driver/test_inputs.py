@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.driver import submit, sweep
 from gyre_hpc.driver.inputs import check_inputs
 from gyre_hpc.driver.rundir import prepare

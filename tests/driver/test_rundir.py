@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc import config as configuration
-from gyre_hpc.config import Config, check
+from gyre_hpc import configfile
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check
 from gyre_hpc.driver.rundir import differences, frozen, prepare
 from gyre_hpc.driver.runlock import RunLock
 from gyre_hpc.errors import ConfigError, GyreError
@@ -122,7 +123,7 @@ def test_what_a_full_disk_left_behind_does_not_stand_in_the_way(tmp_path: Path, 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for module, name in ((os, "replace"), (configuration, "dump")):
+    for module, name in ((os, "replace"), (configfile, "dump")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, full)
             with pytest.raises(OSError, match="No space"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.driver import sweep
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.driver.submit import parameters

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from gyre_hpc import canary
 from gyre_hpc.canary import Canary
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.controller.keeper import Keeper
 from gyre_hpc.engines.bank import EngineBank
 from gyre_hpc.engines.protocol import EngineServer, EngineSpec

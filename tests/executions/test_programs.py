@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import HarnessSection, check
+from gyre_hpc.config import HarnessSection
+from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.executions import programs, sandbox
 from gyre_hpc.executions.program import SOCKET

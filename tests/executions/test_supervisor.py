@@ -17,7 +17,8 @@ import psutil
 import pytest
 from aiohttp import web
 
-from gyre_hpc.config import Config, dump
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import dump
 from gyre_hpc.executions.program import SOCKET
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import VARIABLE, Runtime

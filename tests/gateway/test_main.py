@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gyre_hpc.config import check, dump
+from gyre_hpc.configfile import check, dump
 from gyre_hpc.engines.frames import MEDIA, frame
 from gyre_hpc.engines.protocol import TokenChunk
 from gyre_hpc.events import EventLog

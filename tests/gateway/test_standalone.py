@@ -23,7 +23,7 @@ import openai
 import pytest
 import yaml
 
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import read_events

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from cells.transfer import Do, Phase
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.controller import main as ranks
 from gyre_hpc.controller.transfers import Order, Steps, Transfers
 from gyre_hpc.driver import driver, rundir

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.paths import RunPaths
 from tests.job.jobs import ROOT, Job, gyre_json
 

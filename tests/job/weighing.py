@@ -14,7 +14,7 @@ from typing import Any
 
 from cells.reduce import Pending, start_receive
 from cells.waiting import DeadlineExceeded
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.controller import main as ranks
 from gyre_hpc.controller import snapshots
 from gyre_hpc.controller.cell import CellRank

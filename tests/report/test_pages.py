@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gyre_hpc.config import Config, dump
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import dump
 from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import check, dump
+from gyre_hpc.configfile import check, dump
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.simulation.facts import Given, gather

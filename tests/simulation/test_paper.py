@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.controller.schedule import schedule_of
 from gyre_hpc.simulation.kernel import simulate
 from gyre_hpc.simulation.paper import STUDIES, paper_24_nodes, paper_24t, paper_122b

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cells.events import Mode
-from gyre_hpc.config import check, dump
+from gyre_hpc.configfile import check, dump
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.simulation.facts import Given, gather
 from gyre_hpc.simulation.replay import otherwise, replay

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.report.summary import summarise
 from gyre_hpc.simulation import plan as planning

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.config import Config, check, dump
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check, dump
 from gyre_hpc.driver import sweep
 from gyre_hpc.driver.allocation import parse_job
 from gyre_hpc.driver.rundir import prepare

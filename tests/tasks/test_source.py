@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.tasks.generator import generate

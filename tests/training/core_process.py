@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gyre_hpc.checkpoint import RunState, begin, commit, latest, read_core, write_core, write_state
-from gyre_hpc.config import check
+from gyre_hpc.configfile import check
 from gyre_hpc.durable import beside
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.actor import Core

@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qw
 
 from gyre_hpc import canary
 from gyre_hpc.checkpoint import CoreState, RunState, latest, read_core, save
-from gyre_hpc.config import Config, check
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.actor import Core, Satellite, published

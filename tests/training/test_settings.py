@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.config import Config, check
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.training.settings import KNOWN, KNOWN_ZERO, deepspeed_settings
 

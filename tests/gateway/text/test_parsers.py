@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import load
+from gyre_hpc.configfile import load
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.text import parsers
 from gyre_hpc.gateway.text.parsers import OURS, check_names, make_parsers, registered

@@ -16,7 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gyre_hpc.config import Config, check
+from gyre_hpc.config import Config
+from gyre_hpc.configfile import check
 from gyre_hpc.engines.factory import connect
 from gyre_hpc.engines.protocol import EngineAddress, GenerateRequest, Sampling
 from gyre_hpc.executions import programs, sandbox, scoring

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import dump
+from gyre_hpc.configfile import dump
 from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import VARIABLE, Runtime
