@@ -27,6 +27,7 @@ from cells.epochs import Channel, DeadlineExceeded
 from cells.lines import Lines
 from cells.reduce import start_broadcast
 from cells.waiting import wait
+from cells.watchdog import Watch
 from gyre_hpc import canary
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_core
 from gyre_hpc.config import Config
@@ -84,6 +85,7 @@ class CellRank:
         engines: Future[EngineBank] | None,
         checkpoint: Checkpoint | None,
         folder: Path,
+        watch: Watch,
     ) -> None:
         assert ranks.cell is not None
         assert ranks.cell_index is not None
@@ -94,6 +96,7 @@ class CellRank:
         self._base_canary = folder / canary.NAME
         """That of version 0, in the attempt's own folder: the base model's is not ours."""
         self._claims = claims
+        self._watch = watch
         self._inner = Channel(ranks.cell)
         self._upper = Channel(ranks.control) if ranks.control is not None else self._inner
         self._inner_lines = Lines(ranks.cell)
@@ -280,7 +283,11 @@ class CellRank:
 
         self._offer.close()
         if isinstance(self._actor, Core):
-            self._actor.close()
+            assert self.ranks.cell is not None
+            # on NCCL the end is collective: it can't be taken back, and only waited for inside
+            self._wait(self.ranks.cell.Ibarrier().Test, "the core's ranks to leave their world")
+            with self._watch("the core's own world to end", self.config.deadlines.step):
+                self._actor.close()
         if self._engines is not None:
             self._engines.stop()
             self._engines = None

@@ -8,15 +8,13 @@ and resumable.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
@@ -38,6 +36,7 @@ from gyre_hpc.training.settings import deepspeed_settings
 if TYPE_CHECKING:
     from cells.claims import Claims
     from cells.communicators import Communicators, Layout
+    from cells.watchdog import Watch
     from gyre_hpc.checkpoint import Checkpoint
     from gyre_hpc.engines.bank import EngineBank
 
@@ -69,6 +68,7 @@ def _who(rank: int) -> str:
 def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     from cells.claims import Claims
     from cells.communicators import Layout, build
+    from cells.watchdog import Watchdog
 
     config = load(paths.config)
     layout = Layout(config.cells.count, config.cells.nodes_per_cell * config.cells.ranks_per_node, runtime.standalone)
@@ -79,19 +79,20 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     tasks = task_source(config, paths, lambda task, seconds: mark_busy(folder, rank, f"task {task.name}", seconds)) if rank == 0 else None
     world = _init_mpi(folder, rank)
     _meet(world, "all ranks to come through MPI_Init", limit)
-    with _guarded(limit, lambda: _give_up(folder, rank, f"MPI did not make its communicators within {limit:.0f} s")):
+    watch = Watchdog(partial(_give_up, folder, rank), logger.warning).watch
+    with watch("MPI to make its communicators", limit):
         ranks = build(layout, world)
-        claims = Claims(ranks.world, deadline=limit)
+    claims = Claims(ranks.world, watch, deadline=limit, patience=config.deadlines.step)
     found = _checkpoint(config, paths, base) if rank == 0 else None
     _meet(world, "rank 0 to read the newest checkpoint", limit)
     checkpoint = world.bcast(found, root=0)
     if tasks is not None:
         code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims)
     else:
-        code = _cell(config, paths, base, ranks, claims, engines, checkpoint, runtime.attempt)
+        code = _cell(config, paths, base, ranks, claims, engines, checkpoint, runtime.attempt, watch)
 
-    with _guarded(config.deadlines.step, lambda: _give_up(folder, rank, f"MPI did not end within {config.deadlines.step:.0f} s")):
-        claims.free()
+    claims.free()
+    with watch("MPI to end", config.deadlines.step):
         _finalize_mpi()
     return code
 
@@ -106,9 +107,9 @@ def _meet(world: Any, name: str, seconds: float) -> None:
         raise Resumable(str(late), "see mpi.log; raise deadlines.start if they are slow; the same command resumes") from late
 
 
-def _give_up(folder: Path, rank: int, why: str) -> None:
+def _give_up(folder: Path, rank: int, name: str, seconds: float) -> None:
     """The end of a rank that waits inside MPI: nothing else gets it out of there."""
-    error = Resumable(why, "nothing is lost: the same command resumes")
+    error = Resumable(f"{name}: not there after {seconds:g} s", "see mpi.log; nothing is lost: the same command resumes")
     logger.error("%s", error.line)
     record_failure(folder, as_failure(_who(rank), error))
     os._exit(int(error.exit_code))
@@ -147,10 +148,11 @@ def _cell(
     engines: Future[EngineBank] | None,
     checkpoint: Checkpoint | None,
     attempt: int,
+    watch: Watch,
 ) -> ExitCode:
     from gyre_hpc.controller.cell import CellRank
 
-    reason = CellRank(config, paths, base, ranks, claims, engines, checkpoint, paths.runtime(attempt)).run()
+    reason = CellRank(config, paths, base, ranks, claims, engines, checkpoint, paths.runtime(attempt), watch).run()
     return ExitCode.DONE if reason == "done" else ExitCode.RESUMABLE
 
 
@@ -227,18 +229,6 @@ def _init_mpi(folder: Path, rank: int) -> Any:
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
     mark_through(folder, rank)
     return MPI.COMM_WORLD
-
-
-@contextlib.contextmanager
-def _guarded(seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
-    """What can only be waited for inside MPI: `give_up` is called, in a thread of its own, when the body is not over after `seconds`."""
-    guard = threading.Timer(seconds, give_up)
-    guard.daemon = True
-    guard.start()
-    try:
-        yield
-    finally:
-        guard.cancel()
 
 
 def _finalize_mpi() -> None:

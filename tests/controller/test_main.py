@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from gyre_hpc.configfile import check
-from gyre_hpc.controller.main import _checkpoint, _guarded, _meet
+from gyre_hpc.controller.main import _checkpoint, _give_up, _meet
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.events import EventLog
+from gyre_hpc.failure import first_failure
 from gyre_hpc.paths import RunPaths
 from tests.cells.ranks import run_ranks
 
@@ -27,16 +27,14 @@ def test_a_run_begins_without_checkpoint_once_only(tmp_path: Path) -> None:
         _checkpoint(config, paths, tmp_path)
 
 
-def test_an_end_that_hangs_is_given_up_and_one_that_does_not_is_left_alone() -> None:
-    given_up = threading.Event()
-    with _guarded(0.01, given_up.set):
-        assert given_up.wait(10.0)
-    given_up.clear()
-    with _guarded(1000.0, given_up.set):
-        guard = next(thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))
-    guard.join(10.0)
-    assert not guard.is_alive()
-    assert not given_up.is_set()
+def test_a_rank_that_is_given_up_says_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    _give_up(tmp_path, 3, "MPI to end", 600.0)
+    failure = first_failure(tmp_path)
+    assert failure is not None
+    assert (left, failure.who, failure.exit_code) == ([75], "rank-00003", 75)
+    assert failure.what.endswith("MPI to end: not there after 600 s")
 
 
 class FakeWorld:
