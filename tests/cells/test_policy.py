@@ -140,9 +140,13 @@ def test_what_the_weights_between_checkpoints_sampled_is_trained_on_within_the_b
 
 
 @settings(max_examples=150, deadline=None)
-@given(schedules(), st.integers(0, 2**32), st.sampled_from([0.0, 0.2]), st.lists(st.integers(1, 60), max_size=2))
-def test_engines_that_die_and_come_back_are_never_counted_on(schedule: Schedule, seed: int, void: float, crashes: list[int]) -> None:
+@given(schedules(), st.integers(0, 2**32), st.sampled_from([0.0, 0.2]), st.integers(1, 3), st.lists(st.integers(1, 60), max_size=2))
+def test_engines_that_die_and_come_back_are_never_counted_on(
+    schedule: Schedule, seed: int, void: float, every: int, crashes: list[int]
+) -> None:
+    """All kinds of trouble at once."""
     w = world(schedule, seed, void, fails=0.1, mortal=True)
+    w.checkpoint_every = every
     end_over_crashes(w, crashes)
 
 
