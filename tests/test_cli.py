@@ -59,11 +59,12 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 
 
 def test_the_commands_are_these() -> None:
-    from gyre_hpc.cli import app, trees_app
+    from gyre_hpc.cli import app
+    from gyre_hpc.commands import trees
 
     names = {command.callback.__name__ for command in app.registered_commands if command.callback}
     assert names == {"init", "run", "submit", "sweep", "status", "watch", "report", "doctor", "gateway", "simulate", "plan"}
-    assert {command.name for command in trees_app.registered_commands} == {"ls", "show", "stats", "verify", "repair", "import", "export"}
+    assert {command.name for command in trees.app.registered_commands} == {"ls", "show", "stats", "verify", "repair", "import", "export"}
 
 
 @pytest.mark.parametrize(
