@@ -4,9 +4,9 @@ Life of one: `begin` (the controller) makes step-NNNNNN.partial; every core rank
 `Part`s are in hand `commit` writes the marker COMPLETE (size and blake3 of each file), syncs, renames, and only then removes the oldest.
 
 Invariants: a step-NNNNNN directory is never changed after its rename; deletion never comes before a newer complete one; a reader takes the
-newest whose every byte matches its marker and says in one line which it skipped. A full disk costs the new checkpoint, never an old one.
-HDF5 must not see a failing write (it then segfaults at exit): files are written through `_Sink`, which remembers the first error, pretends
-success, and lets us throw the file away. No torch here: the controller reads and writes without a model.
+newest whose every byte matches its marker and says in one line which it skipped (in a run each rank of the core reads its own shard, see
+controller/restoring.py). A full disk costs the new checkpoint, never an old one: what can't be written is thrown away (sink.py). No torch
+here: the controller reads and writes without a model.
 Ordering key: the step.
 """
 
@@ -18,10 +18,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import h5py
 import numpy as np
@@ -32,6 +32,7 @@ import gyre_hpc
 from gyre_hpc.durable import beside, clear_leftovers, publish_directory
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
 from gyre_hpc.paths import RunPaths
+from gyre_hpc.sink import Sink
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,9 @@ SCHEMA = 1
 MARKER = "COMPLETE"
 STATE = "state.h5"
 _CHUNK = 1 << 18
+_READ = 4 << 20
 _STEP = re.compile(r"step-(\d{6,})")
+Tell = Callable[[int], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DESCRIPTIONS = {
     "master": "float32 master weights of this rank, padded; the ranks' shards joined in rank order are indexed by /parameters",
@@ -114,6 +117,11 @@ class Checkpoint:
     @property
     def bytes(self) -> int:
         return sum(part.bytes for part in self.parts)
+
+    @property
+    def expected(self) -> list[str]:
+        """Names of its parts, in order."""
+        return [*(core_name(rank) for rank in range(max(1, self.core_ranks))), STATE]
 
     @property
     def core_ranks(self) -> int:
@@ -199,9 +207,9 @@ def commit(partial: Path, parts: Iterable[Part], keep: int) -> Checkpoint:
     """
     final = partial.with_name(partial.name.removesuffix(".partial"))
     made = Checkpoint(final, _step_of(final), tuple(sorted(parts, key=lambda part: part.name)))
-    expected = [*(core_name(rank) for rank in range(max(1, made.core_ranks))), STATE]
-    if [part.name for part in made.parts] != expected:
-        raise GyreError(f"{partial}: parts {[part.name for part in made.parts]}, expected {expected}", "this is a mistake in the program")
+    if [part.name for part in made.parts] != made.expected:
+        what = f"{partial}: parts {[part.name for part in made.parts]}, expected {made.expected}"
+        raise GyreError(what, "this is a mistake in the program")
     try:
         for part in made.parts:
             _check_size(partial, part)
@@ -230,19 +238,45 @@ def abandon(partial: Path) -> None:
 
 
 # -- reading --------------------------------------------------------------------------------------------------------------------
-def latest(paths: RunPaths) -> Checkpoint | None:
-    """The newest checkpoint whose files are all there and match their digests; a warning line for each that was skipped."""
+def candidates(paths: RunPaths) -> Iterator[Checkpoint]:
+    """Complete checkpoints, newest first, as far as a look tells: marker, sizes, and the bytes of `state.h5`; a warning line for each that
+    is skipped. The shards of the core's ranks are not read: they may be terabytes, and `damage` is for as many readers as there are."""
     for directory in _directories(paths.checkpoints):
         try:
             found = _read_marker(directory)
             for part in found.parts:
                 _check_size(directory, part)
-                if _digest(directory / part.name) != part.blake3:
-                    raise _Damaged(f"{part.name} does not match its digest")
         except (OSError, _Damaged) as error:
-            log.warning("checkpoint %s skipped: %s", directory, error)
+            skip(directory, str(error))
             continue
-        return found
+        why = next(filter(None, (damage(found, part) for part in found.parts if part.name == STATE)), None)
+        if why is None:
+            yield found
+        else:
+            skip(directory, why)
+
+
+def skip(directory: Path, why: str) -> None:
+    """The one line that says that a checkpoint is not used."""
+    log.warning("checkpoint %s skipped: %s", directory, why)
+
+
+def damage(checkpoint: Checkpoint, part: Part, tell: Tell = lambda done: None) -> str | None:
+    """Why a file is not what the marker says, None if every byte is. Read once, in order; `tell` hears of the bytes."""
+    try:
+        digest = _digest(checkpoint.directory / part.name, tell)
+    except OSError as error:
+        return str(error)
+    return None if digest == part.blake3 else f"{part.name} does not match its digest"
+
+
+def latest(paths: RunPaths) -> Checkpoint | None:
+    """The newest checkpoint whose every byte matches its marker, read by this process alone; a warning line for each that was skipped."""
+    for found in candidates(paths):
+        why = next(filter(None, (damage(found, part) for part in found.parts if part.name != STATE)), None)
+        if why is None:
+            return found
+        skip(found.directory, why)
     return None
 
 
@@ -283,53 +317,10 @@ class _Damaged(Exception):
     """A checkpoint that is not what its marker says."""
 
 
-class _Sink:
-    """A file for h5py that turns failing writes into a remembered `error`."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self.error: OSError | None = None
-
-    def _try(self, action: Callable[[], Any], otherwise: Any) -> Any:
-        if self.error is None:
-            try:
-                return action()
-            except OSError as error:
-                self.error = error
-        return otherwise
-
-    def write(self, data: Any) -> int:
-        return int(self._try(lambda: self._write_all(memoryview(data).cast("B")), len(data)))
-
-    def _write_all(self, data: memoryview) -> int:
-        done = 0
-        while done < len(data):  # a nearly full disk takes a part before it refuses
-            done += self._raw.write(data[done:])
-        return done
-
-    def truncate(self, size: int) -> int:
-        return int(self._try(lambda: self._raw.truncate(size), size))
-
-    def flush(self) -> None:
-        self._try(self._raw.flush, None)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._raw.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._raw.tell()
-
-    def read(self, size: int = -1) -> bytes:
-        return self._raw.read(size)
-
-    def readinto(self, buffer: Any) -> int:
-        return int(self._raw.readinto(buffer) or 0)  # type: ignore[attr-defined]
-
-
 def _write(path: Path, fill: Callable[[h5py.File], None]) -> Part:
     try:
         with open(path, "w+b", buffering=0) as raw:
-            sink = _Sink(raw)
+            sink = Sink(raw)
             try:
                 with h5py.File(sink, "w", libver=("earliest", "v110")) as f:
                     f.attrs["schema"] = SCHEMA
@@ -360,8 +351,15 @@ def _dataset(f: h5py.File, name: str, values: NDArray[Any], meaning: str) -> Non
     data.attrs["description"] = meaning
 
 
-def _digest(path: Path) -> str:
-    return str(blake3().update_mmap(path).hexdigest())
+def _digest(path: Path, tell: Tell = lambda done: None) -> str:
+    """Of a file, read in order: a parallel file system is slow at the page faults of a map."""
+    digest, buffer, done = blake3(), memoryview(bytearray(_READ)), 0
+    with open(path, "rb", buffering=0) as raw:
+        while count := raw.readinto(buffer):
+            digest.update(buffer[:count])
+            done += count
+            tell(done)
+    return str(digest.hexdigest())
 
 
 def _check_size(directory: Path, part: Part) -> None:
@@ -388,11 +386,16 @@ def _read_marker(directory: Path) -> Checkpoint:
         marker = json.loads((directory / MARKER).read_text())
         if marker["schema"] != SCHEMA:
             raise _Damaged(f"schema {marker['schema']}, this program reads {SCHEMA}")
-        return Checkpoint(directory, int(marker["step"]), tuple(Part(**part) for part in marker["parts"]))
+        found = Checkpoint(directory, int(marker["step"]), tuple(Part(**part) for part in marker["parts"]))
     except FileNotFoundError:
         raise _Damaged(f"it has no {MARKER}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise _Damaged(f"{MARKER} can't be read ({error})") from None
+    if found.step != _step_of(directory):
+        raise _Damaged(f"{MARKER} is of step {found.step}")
+    if [part.name for part in found.parts] != found.expected:
+        raise _Damaged(f"{MARKER} names {[part.name for part in found.parts]} in place of {found.expected}")
+    return found
 
 
 def _prune(parent: Path, keep: int) -> None:

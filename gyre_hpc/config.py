@@ -250,6 +250,8 @@ class TrainingSection(_Section):
 class CheckpointSection(_Section):
     every: Positive = 1
     keep: Positive = 2
+    slowest_read: Annotated[float, Field(gt=0.0)] = 50.0
+    """MB/s at which a rank of the core reads its shard at the least; a resume's deadlines grow with the bytes by it."""
 
 
 class PublicationSection(_Section):

@@ -34,6 +34,7 @@ from gyre_hpc.config import Config
 from gyre_hpc.controller.keeper import Keeper
 from gyre_hpc.controller.messages import Close, Command, Export, Message, Prefix, RowRef, Share, Start, Stop, Update, Work, decode, encode
 from gyre_hpc.controller.offer import Offer
+from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.rows import Rows
 from gyre_hpc.controller.saving import save
 from gyre_hpc.controller.snapshots import Snapshots
@@ -189,7 +190,7 @@ class CellRank:
         deadlines = self.config.deadlines
         match message:
             case Start():
-                own = deadlines.start
+                own = patience(self.config, self.checkpoint)
             case Update():
                 own = 1.5 * deadlines.transfer + deadlines.start
             case Command():
@@ -243,7 +244,11 @@ class CellRank:
                 master = self._address(_hold_address(held) if self.place.is_leader else "")
                 core = Core(self.base_model, self.config, self.place.slot, self.place.ranks, master, local)
             if self.checkpoint is not None:
-                core.load_state(read_core(self.checkpoint, self.place.slot))
+                state = read_core(self.checkpoint, self.place.slot)
+                # what follows is collective, on a world whose own deadline is that of a start
+                limit = patience(self.config, self.checkpoint)
+                self._wait(self.ranks.cell.Ibarrier().Test, "the core's ranks to load their shards", limit)
+                core.load_state(state)
             self._actor = core
         else:
             self._actor = Satellite(self.base_model, self.config, local)

@@ -52,6 +52,7 @@ from gyre_hpc.controller.live import Counts, LiveFile
 from gyre_hpc.controller.messages import Close, Start, Stop
 from gyre_hpc.controller.plan import Planner
 from gyre_hpc.controller.publication import hold_calls, open_routes, path_of, publish
+from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.resuming import branch_off, reconcile
 from gyre_hpc.controller.revival import Revival
 from gyre_hpc.controller.schedule import schedule_of
@@ -91,6 +92,7 @@ class Controller:
         self.config, self.paths, self.attempt, self.base_model = config, paths, attempt, base_model
         self.channel, self.client, self.tasks = channel, client, tasks
         self.saved = read_state(checkpoint) if checkpoint else None
+        self._start_patience = patience(config, checkpoint)
         self.policy = make_policy(schedule_of(config), self.saved.policy["schedule"] if self.saved else None)
         self.events = EventLog(paths.events)
         self.live = LiveFile(paths.live)
@@ -277,7 +279,7 @@ class Controller:
     def _start(self) -> Generator[None, None, None]:
         """Engines up, checkpoint restored, its weights on every engine, routes open, the ledger read: a burst's boundary."""
         step = self.saved.step if self.saved else 0
-        reports = yield from self.asking.agree(Start(step), "start of the cells", self.config.deadlines.start)
+        reports = yield from self.asking.agree(Start(step), "start of the cells", self._start_patience)
         if self.saved:
             reconcile(self.saved, self.paths, self.events)
         engines = self._engines = Engines(reports)

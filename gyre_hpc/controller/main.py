@@ -19,19 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from gyre_hpc import checkpoint as checkpoints
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import load
 from gyre_hpc.driver.world import mark_busy, mark_ready, mark_through
-from gyre_hpc.errors import ExitCode, GyreError, Resumable
-from gyre_hpc.events import read_events
+from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.layout import cell_seats
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import Runtime
 from gyre_hpc.tasks.source import TaskSource, task_source
-from gyre_hpc.training.settings import deepspeed_settings
 
 if TYPE_CHECKING:
     from cells.claims import Claims
@@ -69,6 +66,7 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     from cells.claims import Claims
     from cells.communicators import Layout, build
     from cells.watchdog import Watchdog
+    from gyre_hpc.controller.restoring import agree, meet
 
     config = load(paths.config)
     layout = Layout(config.cells.count, config.cells.nodes_per_cell * config.cells.ranks_per_node, runtime.standalone)
@@ -78,14 +76,12 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     folder, limit = paths.runtime(runtime.attempt), config.deadlines.start
     tasks = task_source(config, paths, lambda task, seconds: mark_busy(folder, rank, f"task {task.name}", seconds)) if rank == 0 else None
     world = _init_mpi(folder, rank)
-    _meet(world, "all ranks to come through MPI_Init", limit)
+    meet(world, "all ranks to come through MPI_Init", limit)
     watch = Watchdog(partial(_give_up, folder, rank), logger.warning).watch
     with watch("MPI to make its communicators", limit):
         ranks = build(layout, world)
     claims = Claims(ranks.world, watch, deadline=limit, patience=config.deadlines.step)
-    found = _checkpoint(config, paths, base) if rank == 0 else None
-    _meet(world, "rank 0 to read the newest checkpoint", limit)
-    checkpoint = world.bcast(found, root=0)
+    checkpoint = agree(ranks, config, paths, base)
     if tasks is not None:
         code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims)
     else:
@@ -95,16 +91,6 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     with watch("MPI to end", config.deadlines.step):
         _finalize_mpi()
     return code
-
-
-def _meet(world: Any, name: str, seconds: float) -> None:
-    """All ranks are here. Raises Resumable."""
-    from cells.waiting import DeadlineExceeded, wait
-
-    try:
-        wait(world.Ibarrier().Test, name, seconds, logger.warning)
-    except DeadlineExceeded as late:
-        raise Resumable(str(late), "see mpi.log; raise deadlines.start if they are slow; the same command resumes") from late
 
 
 def _give_up(folder: Path, rank: int, name: str, seconds: float) -> None:
@@ -154,29 +140,6 @@ def _cell(
 
     reason = CellRank(config, paths, base, ranks, claims, engines, checkpoint, paths.runtime(attempt), watch).run()
     return ExitCode.DONE if reason == "done" else ExitCode.RESUMABLE
-
-
-def _checkpoint(config: Config, paths: RunPaths, base: Path) -> Checkpoint | None:
-    """The newest usable checkpoint; refuses early what can't be continued with this model and this shape of the core.
-
-    None only if there never was one: a run whose checkpoints are all gone or damaged must not begin anew in silence.
-    """
-    deepspeed_settings(config)
-    checkpoint = checkpoints.latest(paths)
-    told = max((int(event["step"]) for event in read_events(paths.events) if event["kind"] == "checkpoint"), default=0)
-    if checkpoint is None and told:
-        raise GyreError(
-            f"{paths.checkpoints} has no usable checkpoint, but events.jsonl tells of step {told}",
-            "restore one from a copy (mpi.log names what is damaged), or set run.dir to a new folder",
-        )
-    if checkpoint is not None and checkpoint.step < told:
-        logger.warning(
-            "the newest usable checkpoint is of step %d, there was one of step %d: the steps between are done again", checkpoint.step, told
-        )
-    if checkpoint is not None:
-        core_ranks = config.cells.nodes_per_cell * config.cells.ranks_per_node
-        checkpoint.require(checkpoints.model_fingerprint(base), core_ranks)
-    return checkpoint
 
 
 def _start_engines(config: Config, paths: RunPaths, runtime: Runtime, layout: Layout, rank: int, base: Path) -> Future[EngineBank] | None:

@@ -1,4 +1,4 @@
-"""A rank's start: from which checkpoint, and when not at all."""
+"""A rank's end: with which status, and when it is given up."""
 
 from __future__ import annotations
 
@@ -9,22 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.configfile import check
-from gyre_hpc.controller.main import _checkpoint, _give_up, _meet
-from gyre_hpc.errors import GyreError, Resumable
-from gyre_hpc.events import EventLog
+from gyre_hpc.controller.main import _give_up
 from gyre_hpc.failure import first_failure
-from gyre_hpc.paths import RunPaths
 from tests.cells.ranks import run_ranks
-
-
-def test_a_run_begins_without_checkpoint_once_only(tmp_path: Path) -> None:
-    paths, config = RunPaths(tmp_path), check({}, "test")
-    assert _checkpoint(config, paths, tmp_path) is None
-    EventLog(paths.events).emit("checkpoint", step=7)
-    paths.checkpoint(7).mkdir(parents=True)  # without COMPLETE: a copy that was cut off
-    with pytest.raises(GyreError, match=r"checkpoints has no usable checkpoint, but events\.jsonl tells of step 7; restore one"):
-        _checkpoint(config, paths, tmp_path)
 
 
 def test_a_rank_that_is_given_up_says_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,26 +22,6 @@ def test_a_rank_that_is_given_up_says_for_what(tmp_path: Path, monkeypatch: pyte
     assert failure is not None
     assert (left, failure.who, failure.exit_code) == ([75], "rank-00003", 75)
     assert failure.what.endswith("MPI to end: not there after 600 s")
-
-
-class FakeWorld:
-    """In place of a communicator: its barrier is reached by all at the look with this number."""
-
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
-
-    def Ibarrier(self) -> FakeWorld:
-        return self
-
-    def Test(self) -> bool:
-        self.looks -= 1
-        return self.looks <= 0
-
-
-def test_ranks_that_do_not_come_are_not_waited_for_for_ever() -> None:
-    _meet(FakeWorld(3), "all ranks", 60.0)
-    with pytest.raises(Resumable, match=r"all ranks: not there after 0\.01 s; .* deadlines\.start .* resumes"):
-        _meet(FakeWorld(10**9), "all ranks", 0.01)
 
 
 def test_a_rank_leaves_with_its_status_and_with_what_it_printed() -> None:
