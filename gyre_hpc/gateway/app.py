@@ -19,10 +19,10 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
+from gyre_hpc.gateway.admission import Over
 from gyre_hpc.gateway.calls import BadRequest, CallFailed, CallStream, Spent
 from gyre_hpc.gateway.dialects import anthropic, chat, responses
 from gyre_hpc.gateway.dialects.dialect import Answer, Dialect, parse_body, sayable
-from gyre_hpc.gateway.ledger import Over
 from gyre_hpc.gateway.recorder import Recorder
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.gateway.bearer import Bearer, Body, Handler, Refused, json_answer, number, read_body
-from gyre_hpc.gateway.ledger import NODE, UNDELIVERED, Ledger
+from gyre_hpc.gateway.ledger import Ledger
+from gyre_hpc.gateway.places import NODE, UNDELIVERED
 from trees.records import Group
 
 LONGEST_POLL = 60.0

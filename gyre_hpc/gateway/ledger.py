@@ -1,13 +1,13 @@
 """Groups and executions: what was dispatched, who runs what, what is over. The store is its memory; this is the view of it that decides.
 
-An *index* of a group is one place in it; it is filled by one execution after the other (attempts) until one has *ended*. An attempt that is
-*lost* is not the harness's fault and is tried again.
+A place of a group (places.py) is filled by one execution after the other until one has ended. An attempt that is *lost* is not the
+harness's fault and is tried again.
 
 Invariants:
 - every state follows from the store's records: Group, Execution (handed out), ExecutionEnd. A lost attempt has an ExecutionEnd whose
   reason begins with "lost:", which leaves its index open. After a crash the attempts without an end are lost, at no cost;
 - an index ends once, a group completes once; a repeated dispatch, end or loss changes nothing;
-- a harness's secret is "<execution>-<token>", compared in constant time; that of an execution which is over is told apart from a wrong one;
+- a harness's secret lets in while its execution lives (admission.py);
 - nothing is told (answers, changes, events) before it is durable: callers do `mark = changes.mark()`, commit, `changes.publish(mark)`;
 - oldest group first, lowest index first.
 Each kind of loss has a budget of its own, `retries` further tries an index; when it is spent the index ends as invalid. The losses in
@@ -19,29 +19,15 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import hmac
 import secrets
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gyre_hpc.gateway.admission import Admission
 from gyre_hpc.gateway.changes import ChangeLog
+from gyre_hpc.gateway.places import FREE, LOST, NO_CALLS, RESTART, GroupState, Live, Place, end_event, identity
 from trees.records import Execution, ExecutionEnd, Group, Record
-
-LOST = "lost:"
-RESTART = "restart"
-UNDELIVERED = "undelivered"
-NO_CALLS = "no-calls"
-NODE = "node"
-FREE = frozenset({RESTART, UNDELIVERED})
-REMEMBERED = 10_000
-"""Executions that are over whose secrets are still known, to be told so."""
-
-
-class Over(Exception):
-    """A secret of an execution that is over."""
 
 
 class Conflict(Exception):
@@ -63,43 +49,6 @@ class Records(Protocol):
     def ends(self) -> Mapping[int, ExecutionEnd]: ...
 
 
-@dataclass
-class _Place:
-    """One index of a group."""
-
-    attempts: int = 0
-    live: int | None = None
-    end: ExecutionEnd | None = None
-    losses: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def charged(self) -> int:
-        """Tries that the budget nearest to its end has paid for."""
-        return max((count for reason, count in self.losses.items() if reason not in FREE), default=0)
-
-
-@dataclass
-class _Group:
-    record: Group
-    places: list[_Place]
-
-    @property
-    def valid(self) -> int | None:
-        """How many ended as valid, None while an index is open."""
-        ends = [place.end for place in self.places if place.end is not None]
-        return sum(end.valid for end in ends) if len(ends) == len(self.places) else None
-
-
-@dataclass
-class _Live:
-    """An execution that a supervisor has."""
-
-    record: Execution
-    node: str
-    token: str
-    started: float
-
-
 class Ledger:
     """`emit(kind, fields)` takes the run's events; `retries`: further tries for each kind of loss; `seed` of the run."""
 
@@ -112,14 +61,15 @@ class Ledger:
         clock: Callable[[], float] = time.monotonic,
         token_of: Callable[[int], str] = lambda execution: secrets.token_urlsafe(24),
     ) -> None:
-        self._store, self._retries, self._seed, self._clock, self._token_of = store, retries, seed, clock, token_of
+        self._store, self._retries, self._seed, self._clock = store, retries, seed, clock
+        self._admission = Admission(token_of)
         self.changes = ChangeLog(emit)
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, GroupState] = {}
         self.next_group = 0
         """The first group id above all that were dispatched."""
         self.first_execution = 0
         """The first execution id above all that earlier gateways handed out."""
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Live] = {}
         self._handed: dict[str, set[int]] = {}
         """By node: live executions that its supervisor has not named since they were handed out; the answer may not have arrived."""
         self._queue: list[tuple[int, int]] = []
@@ -127,8 +77,6 @@ class Ledger:
         self._lost = 0
         self._over: set[int] = set()
         """Executions that have an end, lost ones included."""
-        self._spent: OrderedDict[int, str] = OrderedDict()
-        """The tokens of those that ended last."""
 
     # -- recovery -----------------------------------------------------------------------------------------------------------------
 
@@ -150,7 +98,9 @@ class Ledger:
                 self._over.add(record.execution)
             if end is None:
                 place.live = record.execution
-                self._live[record.execution] = _Live(record, "", self._token_of(record.execution) if keep else "", self._clock())
+                self._live[record.execution] = Live(record, "", self._clock())
+                if keep:
+                    self._admission.admit(record.execution)
                 live.append(record.execution)
             elif end.reason.startswith(LOST):
                 place.losses[end.reason.removeprefix(LOST)] += 1
@@ -159,7 +109,7 @@ class Ledger:
                 place.end = end
                 self._finished += 1
                 if end.execution not in known:
-                    self.changes.stage(None, ("execution.end", _end_event(record, end)))
+                    self.changes.stage(None, ("execution.end", end_event(record, end)))
         for number, state in self._groups.items():
             for index, place in enumerate(state.places):
                 if place.end is None and place.live is None:
@@ -188,7 +138,7 @@ class Ledger:
 
     def frontier(self, first: int = 0) -> dict[str, Any]:
         """All groups with id >= `first`: what is over, and how; `next`: the changes after which come on top of this; `first_execution`."""
-        groups = [self._entry(g) for group, g in sorted(self._groups.items()) if group >= first]
+        groups = [state.entry() for group, state in sorted(self._groups.items()) if group >= first]
         return {"groups": groups, "next": self.changes.last, "first_execution": self.first_execution}
 
     def group(self, number: int) -> Group | None:
@@ -204,15 +154,7 @@ class Ledger:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every execution that lives or has ended, group by group; a lost one is replaced by its successor."""
         for state in self._groups.values():
-            for index, place in enumerate(state.places):
-                known = {"group": state.record.group, "index": index, "task": state.record.task}
-                if place.live is not None:
-                    seconds = round(self._clock() - self._live[place.live].started, 3)
-                    yield {"execution": place.live, **known, "state": "live", "seconds": seconds}
-                elif place.end is not None:
-                    end = place.end
-                    told = {"reason": end.reason, "score": end.score, "valid": end.valid, "calls": end.calls, "tokens": end.tokens}
-                    yield {"execution": end.execution, **known, "state": "ended", **told, "seconds": round(end.seconds, 3)}
+            yield from state.rows(self._live, self._clock())
 
     def counts(self) -> dict[str, int]:
         """Executions by state. `lost` counts attempts, the given-up ones excluded."""
@@ -275,7 +217,7 @@ class Ledger:
         seconds = self._clock() - live.started
         given_up = reason not in FREE and place.losses[reason] > self._retries
         told = {"reason": reason, "detail": detail, "given_up": given_up, "node": live.node}
-        event = ("execution.lost", {**_identity(record), **told})
+        event = ("execution.lost", {**identity(record), **told})
         if given_up:
             self.changes.stage(None, event)
             tries = f"given up after {place.losses[reason]} tries: {detail}"
@@ -284,7 +226,7 @@ class Ledger:
         self._lost += 1
         self._store.append(ExecutionEnd(execution, LOST + reason, 0.0, False, calls, tokens, seconds, detail))
         heapq.heappush(self._queue, (record.group, record.index))
-        self.changes.stage({"kind": "lost", **_identity(record), "reason": reason}, event)
+        self.changes.stage({"kind": "lost", **identity(record), "reason": reason}, event)
         return True
 
     def on_node(self, node: str) -> list[int]:
@@ -293,20 +235,12 @@ class Ledger:
 
     def execution_of(self, secret: str) -> int | None:
         """The live execution that a harness's secret stands for, None for a wrong one. Raises Over: the execution is over."""
-        name, _, token = secret.partition("-")
-        execution = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1
-        live = self._live.get(execution)
-        known = live.token if live is not None else self._spent.get(execution, "")
-        if not hmac.compare_digest(known.encode(), token.encode(errors="replace")) or not known:
-            return None
-        if live is None:
-            raise Over(f"execution {execution} is over")
-        return execution
+        return self._admission.execution_of(secret)
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
 
     def _add(self, group: Group) -> None:
-        self._groups[group.group] = _Group(group, [_Place() for _ in range(group.size)])
+        self._groups[group.group] = GroupState(group, [Place() for _ in range(group.size)])
         self.next_group = max(self.next_group, group.group + 1)
 
     def _start(self, group: int, index: int, node: str) -> dict[str, Any]:
@@ -315,9 +249,10 @@ class Ledger:
         self._store.append(record)
         place.attempts += 1
         place.live = record.execution
-        live = self._live[record.execution] = _Live(record, node, self._token_of(record.execution), self._clock())
+        live = self._live[record.execution] = Live(record, node, self._clock())
+        self._admission.admit(record.execution)
         self._handed.setdefault(node, set()).add(record.execution)
-        self.changes.stage({"kind": "started", **_identity(record), "node": node})
+        self.changes.stage({"kind": "started", **identity(record), "node": node})
         return self._item(live)
 
     def _unseen(self, node: str, have: Iterable[int]) -> list[dict[str, Any]]:
@@ -328,33 +263,31 @@ class Ledger:
         handed.difference_update(have)
         return [self._item(self._live[execution]) for execution in sorted(handed)]
 
-    def _item(self, live: _Live) -> dict[str, Any]:
+    def _item(self, live: Live) -> dict[str, Any]:
         record = live.record
-        identity = f"{self._seed}/{record.group}/{record.index}/{record.attempt}"
+        place = f"{self._seed}/{record.group}/{record.index}/{record.attempt}"
         return {
-            **_identity(record),
+            **identity(record),
             "task": self._groups[record.group].record.task,
-            "secret": f"{record.execution}-{live.token}",
-            "seed": int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8]) >> 11,
+            "secret": self._admission.secret(record.execution),
+            "seed": int.from_bytes(hashlib.sha256(place.encode()).digest()[:8]) >> 11,
             "retries_left": self._retries - self._place(record).charged,
         }
 
-    def _take(self, execution: int) -> _Live | None:
+    def _take(self, execution: int) -> Live | None:
         """The live execution, no longer live; None if it is over."""
         live = self._live.pop(execution, None)
         if live is not None:
             self._handed.get(live.node, set()).discard(execution)
             self._over.add(execution)
             self._place(live.record).live = None
-            self._spent[execution] = live.token
-            if len(self._spent) > REMEMBERED:
-                self._spent.popitem(last=False)
+            self._admission.end(execution)
             return live
         if execution not in self._over:
             raise KeyError(f"there is no execution {execution}")
         return None
 
-    def _place(self, record: Execution) -> _Place:
+    def _place(self, record: Execution) -> Place:
         return self._groups[record.group].places[record.index]
 
     def _finish(self, record: Execution, end: ExecutionEnd) -> None:
@@ -362,48 +295,7 @@ class Ledger:
         self._place(record).end = end
         self._finished += 1
         outcome = {"reason": end.reason, "score": end.score, "valid": end.valid}
-        self.changes.stage({"kind": "ended", **_identity(record), **outcome}, ("execution.end", _end_event(record, end)))
+        self.changes.stage({"kind": "ended", **identity(record), **outcome}, ("execution.end", end_event(record, end)))
         valid = self._groups[record.group].valid
         if valid is not None:
             self.changes.stage({"kind": "complete", "group": record.group, "valid": valid})
-
-    def _entry(self, group: _Group) -> dict[str, Any]:
-        record = group.record
-        ends = [
-            {
-                "index": index,
-                "execution": place.end.execution,
-                "score": place.end.score,
-                "valid": place.end.valid,
-                "reason": place.end.reason,
-            }
-            for index, place in enumerate(group.places)
-            if place.end is not None
-        ]
-        return {
-            "group": record.group,
-            "task": record.task,
-            "size": record.size,
-            "version": record.version,
-            "burst": record.burst,
-            "valid": group.valid,
-            "ends": ends,
-            "live": [index for index, place in enumerate(group.places) if place.live is not None],
-        }
-
-
-def _identity(record: Execution) -> dict[str, int]:
-    return {"execution": record.execution, "group": record.group, "index": record.index, "attempt": record.attempt}
-
-
-def _end_event(record: Execution, end: ExecutionEnd) -> dict[str, Any]:
-    return {
-        **_identity(record),
-        "reason": end.reason,
-        "score": end.score,
-        "valid": end.valid,
-        "tokens": end.tokens,
-        "calls": end.calls,
-        "seconds": round(end.seconds, 3),
-        "detail": end.detail,
-    }

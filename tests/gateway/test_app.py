@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from gyre_hpc.engines.protocol import EngineFault
+from gyre_hpc.gateway.admission import Over
 from gyre_hpc.gateway.app import HarnessApi, build_app
-from gyre_hpc.gateway.ledger import Over
 from gyre_hpc.gateway.recorder import RecorderSettings
 from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.fakes import Bench, Secrets, bench, serving, tool_call
