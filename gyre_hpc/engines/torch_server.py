@@ -1,4 +1,4 @@
-"""The torch engine's process: HTTP in the main thread, the model loop in another, one process per cell.
+"""What the torch engine's process does (torch_main.py starts it): HTTP in the main thread, the model loop in another, one process per cell.
 
 Protocol (all below `/<secret>`): `POST /generate` {request_id, prompt, position, sampling} answers binary frames (frames.py) to who accepts
 them, and else, for people, NDJSON lines {t, l, v, f} (tokens, log-probs, [version, tokens] spans, finish), a blank line now and then while
@@ -22,6 +22,7 @@ import os
 import queue
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -39,6 +40,8 @@ from gyre_hpc.engines import control, frames
 from gyre_hpc.engines.protocol import GenerateRequest, NotReceived, Sampling, TokenChunk
 from gyre_hpc.engines.torch_batch import Batch, Limits
 from gyre_hpc.engines.torch_model import Loader, SlotModel, UnsupportedModel, from_files, from_memory
+from gyre_hpc.engines.weight_groups import Collector
+from gyre_hpc.engines.weight_member import SCHEME, attend
 from gyre_hpc.engines.weight_stream import receive
 
 log = logging.getLogger(__name__)
@@ -102,6 +105,8 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, Stream] = {}
         self._paused = False
+        self._collector = Collector()
+        self._name = f"engine {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})"
         name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(name)
         limits = Limits(options.rows, options.window, options.flush, options.prefill, options.prefix_mb << 20)
@@ -226,13 +231,20 @@ class Server:
         """Weights from a sender, into a model of their own: that which serves is replaced when they are there, whole and proven."""
         body = await http.json()
         try:
-            weights = await asyncio.to_thread(receive, body["source"], body["version"], body["seconds"])
+            weights = await asyncio.to_thread(self._received, body["source"], body["version"], body["seconds"])
             model = await self._command(lambda: self._with(weights))
         except (NotReceived, OSError, ValueError, RuntimeError, UnsupportedModel) as error:
             log.exception("version %d was not received", body["version"])
             return web.json_response({"failed": f"{type(error).__name__}: {error}"})
         await self._command(lambda: self._model.batch.replace(model, body["version"]))
         return await self.health(http)
+
+    def _received(self, source: str, version: int, seconds: float) -> dict[str, torch.Tensor]:
+        """Everything, in the host's memory. Raises NotReceived."""
+        if not source.startswith(SCHEME):
+            return receive(source, version, seconds)
+        attend(source, version, seconds, self._name, self._collector)
+        return self._collector.take()
 
     def _with(self, weights: dict[str, torch.Tensor]) -> SlotModel:
         """The model that is served, with other weights."""
@@ -339,7 +351,3 @@ def main() -> None:
         sys.exit(control.UNSUPPORTED)
     logging.shutdown()
     os._exit(0)  # taking torch apart costs up to a second, and there is nothing left to save
-
-
-if __name__ == "__main__":
-    main()

@@ -57,6 +57,7 @@ from gyre_hpc.engines.protocol import (
 from gyre_hpc.engines.sampling import seed_key, uniforms
 from gyre_hpc.engines.streaming import Lines, Reader, broken, chunks, read_rest, session
 from gyre_hpc.engines.vllm_wire import parse_line
+from gyre_hpc.engines.weight_member import SCHEME
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,9 @@ class VllmEngine:
         self._sequences = sequences(spec)
         self._sleeps = not on_cpu()
         self._was_paused = False
+        self._half: bool | None = None
+        """None: the model is one version, whole. Else a broadcast broke, and this is whether it was paused before."""
+        self._name = f"engine {self.pid} on {socket.gethostname()} ({secrets.token_hex(4)})"
         try:
             self._wait_ready(began + deadline)
             left = max(began + deadline - time.monotonic(), 1.0)
@@ -123,32 +127,36 @@ class VllmEngine:
                 raise EngineFault(f"vLLM engine {self.pid}: calls still in flight {deadline:.1f} s after pause")
 
     def resume(self, deadline: float) -> None:
+        """Raises EngineFault where its weights are of two versions."""
+        if self._half is not None:
+            raise EngineFault(f"vLLM engine {self.pid} has taken a part of new weights only: it must load them first")
         self._post("resume", deadline)
 
     def update_weights(self, model: Path, version: int, deadline: float) -> None:
         end = time.monotonic() + deadline
-        was_paused = self.health(deadline)["paused"]
+        was_paused = self.health(deadline)["paused"] if self._half is None else self._half
         if not was_paused:
             self.pause(end - time.monotonic())
         self._load(model, version, end)
+        self._half = None
         if not was_paused:
             self.resume(end - time.monotonic())
             self._canary(version, end - time.monotonic())
 
     def receive_weights(self, source: str, version: int, deadline: float) -> None:
-        """All workers receive before the first takes; what breaks before leaves the engine as it was, paused or not."""
+        """All workers receive before the first takes; what breaks before leaves the engine as it was, paused or not.
+
+        From a broadcast they take as they receive; one that breaks leaves it paused until `update_weights`.
+        """
         end = time.monotonic() + deadline
         was_paused = self.health(deadline)["paused"]
         if not was_paused:
             self.pause(end - time.monotonic())
-        left = end - time.monotonic()
-        told = self._workers("gyre_receive_weights", left, source, version, left - deadline / 2)
-        failed = next((result["failed"] for result in told if "failed" in result), "")
-        if failed:
-            self._workers("gyre_forget_weights", end - time.monotonic())
-        else:
-            self._take(version, source.partition("/")[0], end - time.monotonic(), "gyre_take_weights")
-        if not was_paused:
+        way = self._attend if source.startswith(SCHEME) else self._fetch
+        failed, half = way(source, version, end, end - deadline / 2 - time.monotonic())
+        if half:
+            self._half = was_paused
+        elif not was_paused:
             self.resume(end - time.monotonic())
         if failed:
             raise NotReceived(f"vLLM engine {self.pid}: {failed}")
@@ -199,16 +207,39 @@ class VllmEngine:
         path = str(model.resolve())
         self._take(version, path, end - time.monotonic(), "gyre_load_weights", path)
 
-    def _take(self, version: int, origin: str, deadline: float, method: str, *args: object) -> None:
-        """All workers get new weights by `method`; prefix cache, then version. What fails here ends the engine: it may be half new."""
+    def _fetch(self, source: str, version: int, end: float, seconds: float) -> tuple[str, bool]:
+        """From a stream that has `seconds`: (why not, "" when all workers have it all; False: nothing is half new)."""
+        told = self._workers("gyre_receive_weights", end - time.monotonic(), source, version, seconds)
+        failed = _first_failure(told)
+        if failed:
+            self._workers("gyre_forget_weights", end - time.monotonic())
+        else:
+            self._take(version, source.partition("/")[0], end - time.monotonic(), "gyre_take_weights")
+        return failed, False
+
+    def _attend(self, source: str, version: int, end: float, seconds: float) -> tuple[str, bool]:
+        """From a broadcast that has `seconds`: (why not, whether the engine is half new)."""
+        origin = "a broadcast of " + source.removeprefix(SCHEME).partition("/")[0]
+        told = self._take(version, origin, end - time.monotonic(), "gyre_attend_weights", source, version, seconds, self._name)
+        failed = _first_failure(told)
+        return failed, bool(failed) and any(result.get("half", "failed" not in result) for result in told)
+
+    def _take(self, version: int, origin: str, deadline: float, method: str, *args: object) -> list[Any]:
+        """All workers get new weights by `method`; prefix cache, then version. What fails here ends the engine: it may be half new.
+
+        Returns their answers; where one of these tells a failure nothing more was done.
+        """
         end = time.monotonic() + deadline
         try:
-            self._workers(method, deadline, *args)
+            told = self._workers(method, deadline, *args)
+            if _first_failure(told):
+                return told
             self._reset_prefixes(end - time.monotonic())
             self._set_version(version, end - time.monotonic())
         except EngineFault as error:
             self.stop()
             raise EngineFault(f"vLLM engine {self.pid} could not take version {version} from {origin} and was ended: {error}") from error
+        return told
 
     def _workers(self, method: str, deadline: float, *args: object) -> list[Any]:
         """What each worker's `method` (vllm_worker.py) answers."""
@@ -308,6 +339,11 @@ def _reader(response: aiohttp.ClientResponse) -> Reader:
         raise EngineFault(f"vLLM's answer tells no weight version ({vllm_guard.HEADER}: {told!r}): its guard is not in front of it")
     version = int(told)
     return Lines(lambda line: parse_line(line, version))
+
+
+def _first_failure(told: Sequence[Any]) -> str:
+    """Of workers' answers: None, or a dictionary that may have `failed`."""
+    return next((str(result["failed"]) for result in told if result and "failed" in result), "")
 
 
 def request_body(request: GenerateRequest, window: int, seeded: bool) -> bytes:

@@ -2,6 +2,7 @@
 
 Weights from a sender come in two calls: all workers receive everything into their host's memory; if all have it, all take it, so a transfer
 that breaks leaves every worker with what it had. They are taken as those from files are, by vLLM's own reload, on CPU and GPU alike.
+A broadcast (vllm_transfer.py) goes straight into the model: there one that breaks leaves it half new, and the owner is told.
 
 Why loading: on CPU vLLM keeps a packed copy of an output head that is tied to the embedding, and its `reload_weights` does not renew that
 copy: every tensor is new but the head, and nothing says so (0.32.0: the log-probs are those of the new model with the old head, to 1e-6).
@@ -18,10 +19,13 @@ class WorkerExtension:
     model_runner: Any
     reload_weights: Any
     _gyre_received: dict[str, Any] | None = None
+    _gyre_receiver: Any = None
 
     def gyre_load_weights(self, path: str) -> None:
         """Take all weights from a Hugging Face directory."""
         self.reload_weights(weights_path=path)
+        if self._gyre_receiver is not None:
+            self._gyre_receiver.half = False
         self._renew_head()
 
     def gyre_receive_weights(self, source: str, version: int, seconds: float) -> dict[str, str]:
@@ -47,6 +51,22 @@ class WorkerExtension:
     def gyre_forget_weights(self) -> None:
         """What was received is not wanted: another worker did not get it."""
         self._gyre_received = None
+
+    def gyre_attend_weights(self, source: str, version: int, seconds: float, engine: str) -> dict[str, Any]:
+        """Take part in a broadcast; {failed: why, half} where this worker has not all of it, `half`: it must load before it computes."""
+        from gyre_hpc.engines.protocol import NotReceived
+        from gyre_hpc.engines.vllm_transfer import VllmReceiver
+        from gyre_hpc.engines.weight_member import attend
+
+        receiver = self._gyre_receiver = self._gyre_receiver or VllmReceiver(self)
+        try:
+            attend(source, version, seconds, engine, receiver)
+        except NotReceived as error:
+            if receiver.half:
+                receiver.undo()
+            return {"failed": str(error), "half": receiver.half}
+        self._renew_head()
+        return {}
 
     def _renew_head(self) -> None:
         from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod

@@ -47,11 +47,15 @@ Weights = Sequence[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Sent:
-    """What a sender did: receivers that got everything, bytes over all, seconds from the first request to the last byte."""
+    """What a sender did: receivers that got everything, bytes over all, seconds from the first request to the last byte.
+
+    `meet`: seconds before, in which those of a broadcast came together (weight_broadcast.py).
+    """
 
     receivers: int
     bytes: int
     seconds: float
+    meet: float = 0.0
 
 
 class Sender:
