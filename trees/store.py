@@ -27,19 +27,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trees import sealing
-from trees.catalogue import Entry, to_merge
+from trees.binding import Binder
+from trees.catalogue import Entry
 from trees.codec import Header, decode, encode, payloads
 from trees.errors import Damaged, StoreError
 from trees.files import LOCK, TEMPORARY, WriterLock, sync_directory
 from trees.forest import Contents, Forest
 from trees.ids import AnyOf
 from trees.journal import FRAME_LIMIT, JOURNAL, Draft, JournalWriter, journal_name, newest_journal
-from trees.merging import check_digest, merged
 from trees.reader import StoreReader
 from trees.records import Execution, Intent, Node, NodeKind, Record, Role
 from trees.rules import check, trimmed
-from trees.sealed import Segment, catalogued
-from trees.segment import SEGMENT, Sheet, segment_name, sheet_of, write_segment
+from trees.sealed import catalogued
+from trees.segment import SEGMENT, sheet_of
 from trees.shelf import Shelf
 
 __all__ = ["StoreError", "StoreReader", "StoreWriter"]
@@ -74,13 +74,10 @@ class StoreWriter:
         self._sealed_context: dict[tuple[int, bytes], int] = {}
         """Shared context that only segments have now, by parent and hash; the newest REMEMBERED."""
         self._abandoned: set[int] = set()
-        self._set_aside: set[int] = set()
-        """Damaged segments, which are not merged: what is wrong must not spread."""
         self._next_node = self._next_call = self._next_execution = 0
         self._closed = False
         self._journal: JournalWriter
         self._header = Header(0)
-        self._next_segment = 1
         self._shelf = Shelf(directory)
         self.forest = Forest()
         self._contents = Contents()
@@ -88,6 +85,7 @@ class StoreWriter:
         self._lock = WriterLock(directory / LOCK, take_over=take_over)
         try:
             self._recover()
+            self._binder = Binder(directory, self._provenance, self._header.next_segment, self._lock.check)
         except BaseException:
             self._lock.release()
             raise
@@ -224,66 +222,21 @@ class StoreWriter:
             made: list[Entry] = []
             try:
                 for part in sealing.contents(forest, self._contents.hashes, ready, SEGMENT_TOKENS):
-                    self._write(sheet_of(part), made)
+                    self._binder.write(sheet_of(part), made)
                 if made:
-                    self._rotate(self._merge([*self._shelf.entries, *made], made))
-                    self._remove([entry for entry in made if entry not in self._shelf.entries])
+                    self._rotate(self._binder.merge([*self._shelf.entries, *made], made))
+                    self._binder.remove([entry for entry in made if entry not in self._shelf.entries])
             except BaseException:
                 # Only while the journal that does not list them is surely the newest, and ours; else the next opening removes what
                 # does not count.
                 with suppress(StoreError):
                     self._lock.check()
                     if newest_journal(self.directory) == self._header.generation:
-                        self._remove([entry for entry in made if entry not in self._shelf.entries])
+                        self._binder.remove([entry for entry in made if entry not in self._shelf.entries])
                 raise
             finally:
                 self._sealing = frozenset()
-            return [self.directory / segment_name(entry.number) for entry in made if entry in self._shelf.entries]
-
-    def _write(self, sheet: Sheet, made: list[Entry]) -> Entry:
-        number, self._next_segment = self._next_segment, self._next_segment + 1
-        entry = write_segment(self.directory, number, sheet, self._provenance, self._lock.check)
-        made.append(entry)
-        return entry
-
-    def _remove(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            (self.directory / segment_name(entry.number)).unlink(missing_ok=True)
-
-    def _merge(self, entries: list[Entry], made: list[Entry]) -> list[Entry]:
-        """The catalogue with one segment in place of several, if it is time. What can't be merged stays as it is."""
-        chosen = to_merge([entry for entry in entries if entry.number not in self._set_aside])
-        if not chosen:
-            return entries
-        # Objects of its own: appends of other threads read from the shelf's.
-        paths = [self.directory / segment_name(entry.number) for entry in chosen]
-        segments = [Segment(path, entry) for path, entry in zip(paths, chosen, strict=True)]
-        at = entries.index(chosen[-1])
-        try:
-            # All of them, so that each damaged one is told of once.
-            if not all([self._is_sound(path, entry) for path, entry in zip(paths, chosen, strict=True)]):  # noqa: C419
-                return self._merge(entries, made)
-            new = self._write(merged(segments), made)
-        except OSError as error:
-            log.warning("segments of %s are not merged now: %s", self.directory, error)
-            return entries
-        except Damaged as error:
-            log.warning("%s; nothing is merged with it", error)
-            self._set_aside.update(entry.number for entry in chosen)
-            return entries
-        finally:
-            for segment in segments:
-                segment.forget()
-        return [entry for entry in [*entries[: at + 1], new, *entries[at + 1 :]] if entry not in chosen]
-
-    def _is_sound(self, path: Path, entry: Entry) -> bool:
-        try:
-            check_digest(path, entry)
-        except Damaged as error:
-            log.warning("%s; nothing is merged with it", error)
-            self._set_aside.add(entry.number)
-            return False
-        return True
+            return [self._binder.path(entry) for entry in made if entry in self._shelf.entries]
 
     def _rotate(self, entries: list[Entry]) -> None:
         """Make these segments count and the journal short, in one rename.
@@ -322,7 +275,7 @@ class StoreWriter:
             self._header,
             generation=self._header.generation + 1,
             segments=tuple(entries),
-            next_segment=self._next_segment,
+            next_segment=self._binder.number,
             next_node=self._next_node,
             next_call=self._next_call,
             next_execution=self._next_execution,
@@ -371,7 +324,7 @@ class StoreWriter:
         try:
             old.close()
             old.path.unlink(missing_ok=True)
-            self._remove(entries)
+            self._binder.remove(entries)
             sync_directory(self.directory)
         except OSError as error:
             log.warning("what no longer counts stays in %s until it is opened again: %s", self.directory, error)
@@ -415,7 +368,6 @@ class StoreWriter:
         for segment in self._shelf.segments:
             segment.open().close()
         self._next_node, self._next_call, self._next_execution = header.next_node, header.next_call, header.next_execution
-        self._next_segment = header.next_segment
         for payload in replay:
             for record in decode(payload):
                 self._apply(record)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import trees.binding
 import trees.catalogue
-import trees.store
 from tests.trees.forests import Play, begin, finish, forests, one_call
 from tests.trees.test_store import assert_reads_as
 from trees.catalogue import FAN
@@ -155,7 +155,7 @@ def test_a_merge_without_room_is_put_off_and_the_seal_is_not(tmp_path, monkeypat
 
     with StoreWriter(tmp_path) as writer:
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-            patch.setattr(trees.store, "merged", full)
+            patch.setattr(trees.binding, "merged", full)
             for group in range(FAN + 1):
                 assert len(seal_one(writer, group)) == 1
         assert "are not merged now: [Errno 28] no space left" in caplog.text

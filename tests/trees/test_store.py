@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import trees.binding
 import trees.store
 from tests.trees.forests import Play, begin, finish, forests, one_call
 from trees.errors import StoreError
@@ -294,7 +295,7 @@ def test_a_seal_that_fails_while_others_append_loses_nothing(tmp_path, monkeypat
             return write_segment(*segment)
 
         with monkeypatch.context() as patch:
-            patch.setattr(trees.store, "write_segment", slow)
+            patch.setattr(trees.binding, "write_segment", slow)
             patch.setattr(Draft, step, full)
             with pytest.raises(OSError, match="no space left"):
                 writer.seal()
