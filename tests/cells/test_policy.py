@@ -320,6 +320,16 @@ def test_resume_feeds_again_what_the_checkpoint_does_not_have() -> None:
     assert drive(policy, TransferDone(0, TRAINING)) == [Feed(2), Transfer(1, TRAINING)]
 
 
+def test_what_is_kept_between_two_steps_has_nothing_of_the_open_one() -> None:
+    policy = ElasticPolicy(SMALL)
+    policy.start()
+    drive(policy, *(GroupDispatched(group, 0, 2) for group in range(3)))
+    before = policy.snapshot()
+    complete(policy, 0, 2)
+    assert Feed(0) in drive(policy, TransferDone(0, TRAINING))
+    assert policy.snapshot() == before
+
+
 def test_resume_of_a_run_that_is_done_only_says_so() -> None:
     assert ElasticPolicy(SMALL, {"step": 3}).resume([GroupFrontier(0, 0, 2, 2, 2)]) == [Finish()]
 

@@ -77,7 +77,7 @@ class World:
         self.closing = self.publishing = False
         self.left_in: int | None = None
         """The burst in which cells left rollout last; None once none of them is away (the core's transfer was undone)."""
-        self.claimed = 0
+        self.claimed = self.waiting = 0
         self.leftover = sum(g.size - g.finished for g in self.groups.values())
         """Unfinished executions that a restart found: they may be more than async's rollout cells hold."""
 
@@ -92,7 +92,7 @@ class World:
         raise AssertionError("the run does not end")
 
     def happen(self) -> None:
-        unfinished = [g for g in self.groups.values() if g.valid is None]
+        unfinished = [g for g in self.groups.values() if g.finished < g.size]
         claims = self.schedule.join_late and not self.closing and self.claimed < len(self.fed)
         choices = len(self.pending) + len(unfinished) + bool(self.dispatches) + claims
         assert choices or self.dead, f"nothing can happen any more: phase {self.policy.phase}, roles {self.roles}, fed {self.fed}"
@@ -132,11 +132,10 @@ class World:
     def finish_one(self, group: GroupFrontier) -> None:
         finished = group.finished + 1
         over = finished == group.size
-        valid = (0 if self.void() else max(1, group.size - self.draw(2))) if over else None
-        self.groups[group.group] = GroupFrontier(group.group, group.version, group.size, finished, valid)
+        self.groups[group.group] = replace(group, finished=finished)
         self.tell(ExecutionFinished(group.group))
-        if valid is not None:
-            self.tell(GroupComplete(group.group, valid))
+        if over:  # that it is complete may be told later
+            self.pending.append(GroupComplete(group.group, 0 if self.void() else max(1, group.size - self.draw(2))))
 
     def dispatch_one(self) -> None:
         version = self.dispatches.pop(0)
@@ -163,11 +162,20 @@ class World:
                 self.claimants = set()
             case Published(version):
                 self.published, self.publishing = version, False
+                self.waiting = len(self.ready())
+            case GroupComplete():
+                self.note_complete(event)
         self.tell(event)
+
+    def note_complete(self, event: GroupComplete) -> None:
+        self.groups[event.group] = replace(self.groups[event.group], valid=event.valid)
 
     def crash(self) -> None:
         """The MPI world is lost; the ledger and the last checkpoint stay. A closing step may have reached its checkpoint, or not."""
         self.restarts += 1
+        for event in self.pending:
+            if isinstance(event, GroupComplete):  # what the policy was not told any more is in the ledger
+                self.note_complete(event)
         if self.closing and self.draw(2):
             self.note_step(self.step + 1)
         self._go_back(self.saved["step"])
@@ -203,6 +211,10 @@ class World:
         (A boundary dispatches while cells are on their way back, with every cell in rollout skipped groups are replaced as at a boundary,
         and async queues what has no slot.)
         """
+        core_alone = self.roles == [Role.TRAINING] + [Role.ROLLOUT] * (len(self.roles) - 1) and self.transfer is None
+        if self.schedule.mode is Mode.ELASTIC and core_alone and self.left_in != self.policy.burst:  # it stayed over the boundary
+            assert self.waiting >= self.schedule.groups_per_step, "the core stays though no batch waits"
+            self.left_in = None if self.mortal else self.policy.burst
         if self.left_in == self.policy.burst and self.schedule.mode is not Mode.ASYNC:
             over = max(0, self.waterlevel() - self.rollout_capacity())
             assert over <= self.excess, "unfinished executions without a slot in mid-burst"
@@ -275,7 +287,7 @@ class World:
         assert frontier.valid, "an incomplete or void group was fed"
         assert group not in self.fed
         assert group not in self.trained, "fed twice"
-        ready = [g for g in self.groups.values() if g.valid and g.group not in {*self.fed, *self.trained, *self.dropped}]
+        ready = self.ready()
         assert (frontier.version, group) == min((g.version, g.group) for g in ready), "not the oldest complete group"
         if not self.schedule.streaming and not self.fed and self.step == self.burst_start():
             whole = min(self.schedule.mu, self.schedule.steps - self.step) * self.schedule.groups_per_step
@@ -326,6 +338,10 @@ class World:
         self.pending.append(StepDone(step))
 
     # -- measures -------------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> list[GroupFrontier]:
+        """Complete groups that no step has."""
+        return [g for g in self.groups.values() if g.valid and g.group not in {*self.fed, *self.trained, *self.dropped}]
 
     def waterlevel(self) -> int:
         return sum(g.size - g.finished for g in self.groups.values()) + len(self.dispatches) * self.schedule.group_size
