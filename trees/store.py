@@ -4,7 +4,7 @@ Files of a directory: `journal-000007.log` (the append path), `segment-000001.h5
 The newest journal is the truth: its header lists the segments that count. A seal writes segments, then a new journal
 that holds what lives on and lists them, and removes the old journal; the rename of the new journal is the one moment at which everything
 moves, so a crash at any place loses and doubles nothing. A segment that is not listed is debris of a seal that did not finish. A seal also
-merges segments when there are many (catalogue.py says which); the same rename puts the merged one in their place.
+merges segments when there are many (binding.py; catalogue.py says which); the same rename puts the merged one in their place.
 
 Invariants: what `commit` returned for is on the disk; ids are dense and, once a record with them was committed, never used again;
 a node never changes and its id stays good for ever (a sealed prefix that is used again is repeated in the journal under its id);
