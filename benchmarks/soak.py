@@ -402,7 +402,7 @@ _MODULES = {
     "gyre_hpc.engines.vllm_main": "engine",
     "benchmarks.soak_kv": "rank",
     "gyre_hpc.gateway.main": "gateway",
-    "gyre_hpc.engines.torch_server": "engine",
+    "gyre_hpc.engines.torch_main": "engine",
     "gyre_hpc.controller.main": "rank",
     "gyre_hpc.executions.supervisor": "supervisor",
 }

@@ -39,6 +39,7 @@ from gyre_hpc.controller.rows import Rows
 from gyre_hpc.controller.saving import save
 from gyre_hpc.controller.snapshots import Snapshots
 from gyre_hpc.controller.sums import into_core
+from gyre_hpc.importing import uncollected
 from gyre_hpc.layout import training_cells
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.loss import Sums
@@ -231,7 +232,8 @@ class CellRank:
     # -- start and stop -----------------------------------------------------------------------------------------------------------
 
     def _start(self, message: Start) -> dict[str, Any]:
-        from gyre_hpc.training.actor import Core, Satellite
+        with uncollected():
+            from gyre_hpc.training.actor import Core, Satellite
 
         assert self.ranks.cell is not None
         began = time.monotonic()

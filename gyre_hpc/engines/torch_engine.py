@@ -192,7 +192,7 @@ def _command(spec: EngineSpec, ready: int) -> list[str]:
         "threads": spec.threads,
     }
     pairs = {**fixed, **{name.replace("_", "-"): value for name, value in options.items()}}
-    return processes.python("gyre_hpc.engines.torch_server", *(f"--{name}={value}" for name, value in pairs.items()))
+    return processes.python("gyre_hpc.engines.torch_main", *(f"--{name}={value}" for name, value in pairs.items()))
 
 
 def _environment(spec: EngineSpec) -> dict[str, str]:

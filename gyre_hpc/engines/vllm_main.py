@@ -15,8 +15,12 @@ import logging
 import runpy
 import time
 
-from vllm.distributed.device_communicators import shm_broadcast
-from vllm.platforms import current_platform
+from gyre_hpc.importing import uncollected
+
+with uncollected():
+    import vllm.engine.arg_utils  # noqa: F401  # most of what each of the processes imports sooner or later
+    from vllm.distributed.device_communicators import shm_broadcast
+    from vllm.platforms import current_platform
 
 log = logging.getLogger(__name__)
 

@@ -32,6 +32,7 @@ from gyre_hpc.canary import Canary, text
 from gyre_hpc.config import Config
 from gyre_hpc.durable import replace_directory
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
+from gyre_hpc.importing import uncollected
 from gyre_hpc.training.loss import Objective, Sums, batch_loss, target_logits
 from gyre_hpc.training.rows import TrainRow, stack
 
@@ -292,9 +293,10 @@ def _load(model_dir: Path, config: Config) -> Any:
         raise ConfigError("model.dtype = float16 can't be trained (its gradients underflow)", "use bfloat16 or float32")
     from pickle import UnpicklingError
 
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
+    with uncollected():
+        from safetensors import SafetensorError
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     try:

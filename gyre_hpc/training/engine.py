@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from gyre_hpc.config import Config
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
+from gyre_hpc.importing import uncollected
 from gyre_hpc.training.settings import deepspeed_settings
 
 Table = list[tuple[str, int, int, int]]
@@ -38,7 +39,8 @@ def import_deepspeed() -> Any:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")  # DeepSpeed calls what torch will rename
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.jit")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    import deepspeed
+    with uncollected():
+        import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.WARNING)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

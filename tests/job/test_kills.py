@@ -25,7 +25,7 @@ VICTIMS = {
     "gateway": lambda p: _module(p, "gyre_hpc.gateway.main"),
 }
 REPLACED = {
-    "engine": lambda p: _module(p, "gyre_hpc.engines.torch_server"),
+    "engine": lambda p: _module(p, "gyre_hpc.engines.torch_main"),
     "supervisor": lambda p: _module(p, "gyre_hpc.executions.supervisor"),
 }
 STEPS = 16
