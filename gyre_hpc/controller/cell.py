@@ -32,7 +32,22 @@ from gyre_hpc import canary
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_core
 from gyre_hpc.config import Config
 from gyre_hpc.controller.keeper import Keeper
-from gyre_hpc.controller.messages import Close, Command, Export, Message, Prefix, RowRef, Share, Start, Stop, Update, Work, decode, encode
+from gyre_hpc.controller.messages import (
+    Close,
+    Command,
+    Export,
+    Message,
+    Prefix,
+    RowRef,
+    Save,
+    Share,
+    Start,
+    Stop,
+    Update,
+    Work,
+    decode,
+    encode,
+)
 from gyre_hpc.controller.offer import Offer
 from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.rows import Rows
@@ -219,6 +234,8 @@ class CellRank:
                 return self._command(message)
             case Close():
                 return self._close(message)
+            case Save():
+                return self._save(message.step, message.fields, message.state, message.seconds)
             case Export():
                 return self._export(message)
             case Update():
@@ -428,11 +445,22 @@ class CellRank:
         }
         report: dict[str, Any] = {"fields": fields}
         if message.checkpoint:
-            assert self.ranks.cell is not None
-            state = RunState(message.step, message.step, policy={**message.state, "fields": fields})
-            keep, deadline = self.config.checkpoint.keep, self.config.deadlines.step
-            report["checkpoint"] = save(self.ranks.cell, self.paths, keep, core, state, deadline)
+            report.update(self._save(message.step, fields, message.state, self.config.deadlines.step))
         return report
+
+    def _save(self, step: int, fields: dict[str, Any], state: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """The checkpoint of a step that is over: all ranks of the core."""
+        from gyre_hpc.training.actor import Core
+
+        core = self._actor
+        if not self.place.is_core:
+            return {}
+        assert isinstance(core, Core)
+        assert self.ranks.cell is not None
+        if core.version != step:
+            raise RuntimeError(f"a checkpoint of step {step} is asked of weights of version {core.version}")
+        run = RunState(step, step, policy={**state, "fields": fields})
+        return {"checkpoint": save(self.ranks.cell, self.paths, self.config.checkpoint.keep, core, run, deadline)}
 
     def _refresh(self, prefix: int) -> None:
         """The burst goes on: the satellites in training take the stepped weights."""

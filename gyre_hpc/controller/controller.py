@@ -58,11 +58,13 @@ from gyre_hpc.controller.revival import Revival
 from gyre_hpc.controller.schedule import schedule_of
 from gyre_hpc.controller.stepend import closing, trained
 from gyre_hpc.controller.stepwork import Counter, StepWork
+from gyre_hpc.controller.stopping import Saves, save_at_stop
 from gyre_hpc.controller.transfers import Order, Transfers, tell
 from gyre_hpc.errors import ExitCode, Resumable
-from gyre_hpc.events import EventLog
+from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.paths import RunPaths
+from gyre_hpc.stopfile import StopFile
 from gyre_hpc.tasks.source import TaskSource
 from trees.store import StoreReader
 
@@ -122,7 +124,10 @@ class Controller:
         self.transfers = Transfers(self.asking, client, self.events, config.deadlines)
         self.revival = Revival(self.asking, client, self.events, config.deadlines, attempt)
         self.counts = Counts(client.status, self.asking.http)
-        self._stop_file = paths.runtime(attempt) / "stop"
+        self._stop_file = StopFile(paths.runtime(attempt))
+        self._saves = Saves(self.saved.step if self.saved else 0, read_events(paths.events))
+        self._told: dict[str, Any] = {}
+        """What the last step's end told, for a checkpoint of it."""
 
     # -- the loop -----------------------------------------------------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class Controller:
             self._take_notes()
             busy |= self._advance_activity()
             # before the next activity begins: on a busy run one follows the other at once
-            if self._activity is None and self._stop_file.exists():
+            if self._activity is None and self._stop_file.asked():
                 self._stopping = True
                 break
             busy |= self._carry_out()
@@ -147,6 +152,9 @@ class Controller:
         # the driver waits for all of deadlines.stop, and the ranks want some of it
         patience = min(self.config.deadlines.transfer, self.config.deadlines.stop / 2)
         self._drain(hold_calls(self.asking, self.client, self._serving(), patience))
+        if self._stopping:
+            state = self._state(self.policy.snapshot())
+            self._drain(save_at_stop(self.asking, self.events, self._saves, self.policy.step, self._told, state, self._stop_file.left()))
         reason = "stopped" if self._stopping else "done"
         self._drain(self.asking.agree(Stop(reason), "stop", self.config.deadlines.step))
         self._show(force=True)
@@ -158,7 +166,7 @@ class Controller:
     def _drain(self, activity: Generator[None, None, T], stoppable: bool = False) -> T:
         """Run one generator to its end; `stoppable`: a stop that is asked for meanwhile need not wait for it."""
         while True:
-            if stoppable and self._stop_file.exists():
+            if stoppable and self._stop_file.asked():
                 raise Resumable("stopped while the cells were starting", "the same command resumes")
             try:
                 next(activity)
@@ -319,7 +327,6 @@ class Controller:
     def _close(self, step: int) -> Activity:
         plans, items = self._feeding.close()
         fields = trained(step, plans, self.groups, self.policy.roles.prefix, self.attempt)
-        snapshot = self.policy.snapshot()
         message = Close(
             step=step,
             items=items,
@@ -328,21 +335,27 @@ class Controller:
             refresh=self.policy.keeps_satellites or not self.policy.closes_burst,
             checkpoint=step % self.config.checkpoint.every == 0 or step == self.config.run.steps,
             fields=fields,
-            state={"schedule": snapshot, "branches": self.branches.saved()},
+            state=self._state(self.policy.snapshot()),
         )
         reports = yield from self.asking.agree(message, f"step {step}", self.config.deadlines.step)
         self._feeding.closed()
         core = reports[0]
+        self._told = core["fields"]
         seconds = time.monotonic() - self._step_started
         self._step_started = time.monotonic()
         fields = {**core["fields"], "close_seconds": closing(reports[: message.prefix]), "seconds": round(seconds, 3)}
         if core.get("checkpoint"):
+            self._saves.took(step, core["checkpoint"]["seconds"])
             self.events.emit("checkpoint", step=step, **core["checkpoint"])
         self.events.emit("step.end", **fields)
         logger.info("step %d: score %.3f, loss %.4f, %.1f s", step, fields["score_mean"], fields["loss"], seconds)
         for group, _ in plans:
             self._release(group)
         return [StepDone(step)]
+
+    def _state(self, snapshot: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds of this process."""
+        return {"schedule": snapshot, "branches": self.branches.saved()}
 
     def _release(self, group: int) -> None:
         """What a trained group no longer needs on disk: its generated task."""

@@ -28,6 +28,7 @@ from gyre_hpc.layout import cell_seats
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import Runtime
+from gyre_hpc.stopfile import Stubborn
 from gyre_hpc.tasks.source import TaskSource, task_source
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def main() -> int:
     runtime = Runtime.from_environment()
     paths = RunPaths(Path(runtime.run_dir))
     who = _who(rank)
+    Stubborn(paths.runtime(runtime.attempt), who).install()
     try:
         code = _rank(runtime, paths, rank)
     except BaseException as error:

@@ -96,6 +96,17 @@ class Close:
 
 
 @dataclass(frozen=True)
+class Save:
+    """The core writes a checkpoint of step `step`, which is over, within `seconds`: the attempt is about to stop."""
+
+    AGREE: ClassVar[bool] = True
+    step: int
+    fields: dict[str, Any]
+    state: dict[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Export:
     """The core writes its weights as a Hugging Face directory; `offer`: and offers them from memory, its leader reports {source}."""
 
@@ -124,8 +135,8 @@ class Stop:
     reason: str
 
 
-Message = Work | Share | Start | Prefix | Command | Close | Export | Update | Stop
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Work, Share, Start, Prefix, Command, Close, Export, Update, Stop)}
+Message = Work | Share | Start | Prefix | Command | Close | Save | Export | Update | Stop
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Work, Share, Start, Prefix, Command, Close, Save, Export, Update, Stop)}
 
 
 def encode(message: Message) -> dict[str, Any]:

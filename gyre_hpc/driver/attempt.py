@@ -13,6 +13,7 @@ import errno
 import logging
 import secrets
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -41,6 +42,7 @@ from gyre_hpc.events import EventLog, EventTail
 from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, VARIABLE, Runtime, read_address
+from gyre_hpc.stopfile import wished
 
 DISK_POLL = 5.0
 MODEL_DEADLINE = 1800.0
@@ -214,6 +216,9 @@ class Attempt:
             self._show(events)
 
     def _check_asked(self) -> None:
+        if self.signals.stop is None and wished(self.folder):
+            log.info("a process of the run got SIGTERM: somebody wants it to stop")
+            self.signals.request(signal.SIGTERM)
         if self.signals.stop is not None:
             raise Asked
 

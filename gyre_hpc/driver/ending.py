@@ -1,8 +1,9 @@
 """The end of an attempt: who was to blame, and how everything is stopped.
 
 Invariants: the verdict names the process that died first and how, or the cause it wrote down itself; `stop_all` returns within `patience`
-+ `leave` + a few seconds and leaves nothing: first the stop file (the controller ends the step in hand), then SIGTERM to every group, then
-SIGKILL, then whatever else still carries the attempt's mark in its environment, then the steps in Slurm whose client was killed.
++ `leave` + a few seconds and leaves nothing: first the stop file (the controller ends the step in hand, saves what no checkpoint has, and
+sees in the file how long it may take), then SIGTERM to every group, then SIGKILL, then whatever else still carries the attempt's mark in
+its environment, then the steps in Slurm whose client was killed.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from gyre_hpc import processes
+from gyre_hpc import processes, stopfile
 from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, started
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.failure import first_failure
 
-STOP_FILE = "stop"
 MPIEXEC_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 LEAVE = 4.0
 """Seconds for a process to end by itself once SIGTERM was sent."""
@@ -102,7 +102,7 @@ def stop_all(
     """
     leave = LEAVE if leave is None else leave
     with contextlib.suppress(OSError):  # the disk may be what is broken: SIGTERM follows anyway
-        (folder / STOP_FILE).touch()
+        stopfile.ask(folder, patience)
     mpi = [child for child in children if child.name == MPI_STEP]
     if patience > 0 and mpi:
         log.info("waiting up to %.0f s for the controller to end its step", patience)

@@ -31,6 +31,7 @@ from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import Address, Runtime, write_address
+from gyre_hpc.stopfile import Stubborn
 
 
 def programs(steps: int = 3, seconds: float = 0.05, **replaced: list[str]) -> Programs:
@@ -99,7 +100,7 @@ def supervisor(node: str) -> None:
 
 
 def mpi(steps: str, seconds: str) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: None)  # as the controller: the stop file decides, Slurm's TERM to every process doesn't
+    Stubborn(Path(os.environ[MARK]), f"rank-{os.environ['PMI_RANK']}").install()  # as the controller and the cells
     import mpi4py
 
     mpi4py.rc.initialize = False

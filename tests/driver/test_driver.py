@@ -104,6 +104,21 @@ def test_sigterm_stops_in_good_order_and_the_next_attempt_resumes(run: RunPaths)
 
 
 @pytest.mark.job
+def test_sigterm_to_the_ranks_alone_is_a_stop_as_well(run: RunPaths) -> None:
+    """A scheduler that preempts sends it to every process of every step, and none to the batch script where the driver is."""
+    background = Background(run)
+    background.until(lambda: background.steps() >= 2)
+    for name, pid in victims(run).items():
+        if name.startswith("mpi."):
+            os.kill(pid, signal.SIGTERM)
+    code, out = background.end(15)
+    assert (code, out.splitlines()[-1]) == (75, "stopped by SIGTERM; the same command resumes")
+    assert left_behind(run) == []
+    assert kinds(run)[-1] == "run.end"
+    assert "failure" not in kinds(run)
+
+
+@pytest.mark.job
 def test_a_stop_while_the_ranks_start_does_not_wait_for_a_step(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUMBLES", "hang:9")
     background = Background(run)

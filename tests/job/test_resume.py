@@ -65,6 +65,25 @@ def test_a_resume_between_checkpoints_counts_no_distance_below_zero_and_keeps_th
     assert gyre_json("trees", "verify", str(job.paths.root))["problems"] == []
 
 
+def test_a_stop_between_checkpoints_saves_the_newest_step_and_none_is_done_again(tmp_path: Path) -> None:
+    """SIGTERM comes to every rank, as from a scheduler that preempts; the driver hears of it from them."""
+    job = make(tmp_path, run={"steps": 4}, checkpoint={"every": 100}, deadlines={"stop": 30})
+    log = tmp_path / "out.log"
+    process = job.start(log)
+    job.wait_for_steps(process, 2, log)
+    for name in ("satellite", "core", "controller"):
+        victim(job, name).send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75, log.read_text()
+    assert log.read_text().splitlines()[-1] == "stopped by SIGTERM; the same command resumes"
+    newest = max(job.steps())
+    (saved,) = job.events("checkpoint")
+    assert (saved["step"], saved["stop"]) == (newest, True)
+    assert job.start(log).wait(300) == 0, log.read_text()
+    assert job.steps() == [1, 2, 3, 4]
+    assert job.events("steps.again") == []
+    assert [event["step"] for event in job.events("resume")] == [newest]
+
+
 def distance(now: int, group: int, version: int, again: dict[str, int], ends: dict[tuple[int, int], int]) -> int:
     """Updates between a group's weights and those of step `now`, the long way: as the list of weights that each of the two had."""
     fork, attempt = again["step"], 1 if group < again["first_group"] else 2

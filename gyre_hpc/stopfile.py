@@ -1,0 +1,78 @@
+"""How an attempt is asked to stop: the driver writes `stop` into its runtime folder, with the moment at which it ends what is left.
+
+The controller looks for the file between two activities and uses the time as it can (controller/stopping.py). SIGTERM is no way to ask: a
+scheduler that preempts sends it to every process of a step, also to those that have to end theirs in order. A rank that gets it while
+nobody has asked yet leaves a `wish`, which the driver takes for a signal of its own, and goes on; behind the moment in the file it dies of
+it. Invariants: both files appear whole; the moment is in the driver's own clock, on whose node rank 0 is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+NAME, WISH = "stop", "wish"
+_SKEW = 1.0
+"""Seconds by which another node's clock may be behind the driver's: a rank that took the end for its middle would have to be killed."""
+
+
+def ask(folder: Path, seconds: float) -> None:
+    """Everything is ended in so many seconds. Raises OSError."""
+    _write(folder / NAME, f"{time.time() + seconds!r}\n")
+
+
+def wish(folder: Path, who: str) -> None:
+    """A process would have the attempt stop. Raises OSError."""
+    _write(folder / WISH, who)
+
+
+def wished(folder: Path) -> bool:
+    """Whether one has."""
+    return (folder / WISH).exists()
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+class StopFile:
+    """Of an attempt, for who obeys it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+
+    def asked(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._path.exists()
+
+    def left(self) -> float:
+        """Seconds until everything is ended, 0 or less where that moment has come; infinite while nobody has asked."""
+        try:
+            return float(self._path.read_text()) - time.time()
+        except FileNotFoundError:
+            return float("inf")
+        except ValueError:  # made by hand
+            return 0.0
+
+
+class Stubborn:
+    """SIGTERM in a rank. Main thread only."""
+
+    def __init__(self, folder: Path, who: str) -> None:
+        self._folder, self._who = folder, who
+        self._file = StopFile(folder)
+
+    def install(self) -> None:
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._file.left() <= _SKEW:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not self._file.asked() and not wished(self._folder):
+            wish(self._folder, self._who)

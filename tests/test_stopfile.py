@@ -1,0 +1,69 @@
+"""How a stop is asked for, and what SIGTERM does to a rank before, during and after the time that the driver gives."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc import stopfile
+from gyre_hpc.stopfile import StopFile, ask, wished
+
+
+def test_the_file_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(stopfile.time, "time", lambda: now)
+    file = StopFile(tmp_path)
+    assert (file.asked(), file.left()) == (False, float("inf"))
+    ask(tmp_path, 10.0)
+    now += 4.0
+    assert (file.asked(), file.left()) == (True, 6.0)
+    ask(tmp_path, 0.0)
+    assert file.left() == 0.0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stop"]
+
+
+def test_one_that_somebody_touched_leaves_no_time(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    assert (StopFile(tmp_path).asked(), StopFile(tmp_path).left()) == (True, 0.0)
+
+
+_RANK = """
+import signal, sys
+from pathlib import Path
+from gyre_hpc.stopfile import Stubborn
+Stubborn(Path(sys.argv[1]), "rank-00001").install()
+print("ready", flush=True)
+for line in sys.stdin:
+    signal.raise_signal(signal.SIGTERM)
+    print("lives", flush=True)
+"""
+
+
+def test_a_rank_leaves_a_wish_and_goes_on_until_its_time_is_over(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _RANK, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+
+        def term() -> str:
+            assert rank.stdin is not None
+            assert rank.stdout is not None
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            return rank.stdout.readline()
+
+        assert rank.stdout.readline() == "ready\n"
+        assert not wished(tmp_path)
+        assert term() == "lives\n"
+        assert wished(tmp_path)
+        (tmp_path / "wish").unlink()
+        ask(tmp_path, 1000.0)
+        assert term() == "lives\n"
+        assert not wished(tmp_path), "the stop is under way: there is nothing to wish for"
+        ask(tmp_path, 0.0)
+        assert term() == ""
+        assert rank.wait(60) == -signal.SIGTERM
