@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache, partial
-from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -28,11 +27,7 @@ from gyre_hpc.gateway.dialects.canonical import (
     Conversation,
     Message,
     UnsupportedContent,
-    head_of,
-    known_of,
     normalise_message,
-    normalise_system,
-    normalise_tools,
 )
 from gyre_hpc.gateway.dialects.dialect import Asked, read_request, sort_events
 from gyre_hpc.gateway.harnesses import GENERIC, OPENCODE, Harness, harness_of
@@ -53,7 +48,7 @@ REFUSED = {
 }
 
 
-class ChatCompletions:
+class ChatCompletions(openai.Endpoint):
     """The endpoint of the dialect."""
 
     path = "/v1/chat/completions"
@@ -69,10 +64,6 @@ class ChatCompletions:
         usage = isinstance(options, dict) and bool(options.get("include_usage"))
         call = call_request(read.digest, body, harness.agent(headers), harness, read.conversation)
         return Asked(call, bool(body.get("stream")), ChatAnswer(str(body.get("model") or model), usage))
-
-    def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
-        """See Dialect."""
-        return openai.error_body(status, message, error)
 
 
 def call_request(
@@ -103,17 +94,7 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     tools = openai.objects(body.get("tools"), "tools")
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
     usable = [] if body.get("tool_choice") == "none" else [openai.tool_of(function) for function in functions if function.get("name")]
-    above = list(takewhile(_above, messages))
-    try:
-        system = [text for message in above for text in openai.texts_of(message.get("content"), "a system message")]
-        turns = _turns(messages[len(above) :], harness)
-    except UnsupportedContent as error:
-        raise BadRequest(str(error)) from None
-    return Conversation(
-        head_of(normalise_system(system), normalise_tools(usable)),
-        (*known_of(messages), *(turn for turn in turns if not turn.blank)),
-        harness,
-    )
+    return openai.conversation_of(messages, None, _above, partial(_turns, harness=harness), usable, harness)
 
 
 def delivered(reply: Message, offered: Container[str] | None = None) -> Message:

@@ -1,4 +1,4 @@
-"""What the two dialects of OpenAI share: error bodies, limits, tool arguments, text parts. Pure.
+"""What the two dialects of OpenAI share: their conversations, error bodies, limits, tool arguments, text parts. Pure.
 
 Rules of the canonical form that are theirs (canonical.py has those of all dialects), each with its test
 in tests/gateway/dialects/test_openai.py:
@@ -11,14 +11,26 @@ in tests/gateway/dialects/test_openai.py:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import orjson
 from blake3 import blake3
 
 from gyre_hpc.gateway.calls import BadRequest, PromptTooLong
-from gyre_hpc.gateway.dialects.canonical import Items, UnsupportedContent, left_out
+from gyre_hpc.gateway.dialects.canonical import (
+    Conversation,
+    Items,
+    Message,
+    UnsupportedContent,
+    head_of,
+    known_of,
+    left_out,
+    normalise_system,
+    normalise_tools,
+)
+from gyre_hpc.gateway.harnesses import Harness
 
 UNLIMITED = 1 << 40
 """Tokens where the client names no limit: the window is the limit."""
@@ -35,6 +47,38 @@ def error_body(status: int, message: str, error: Exception | None = None) -> byt
         message = f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in {error.tokens} tokens."
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+class Endpoint:
+    """What an endpoint of OpenAI has in common with the other (see Dialect)."""
+
+    def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
+        """See Dialect."""
+        return error_body(status, message, error)
+
+
+def conversation_of(
+    items: list[Any],
+    instructions: Any,
+    above: Callable[[Any], bool],
+    turns_of: Callable[[list[Any]], list[Message]],
+    tools: Sequence[dict[str, Any]],
+    harness: Harness,
+) -> Conversation:
+    """The canonical conversation of what a client sent. Raises BadRequest.
+
+    `instructions`, and the first items for which `above` is true, are the system prompt; `turns_of` makes turns of the others, blank ones
+    too, which are left out; `tools` in the neutral form.
+    """
+    first = list(takewhile(above, items))
+    try:
+        system = texts_of(instructions, "instructions")
+        system += [text for item in first for text in texts_of(item.get("content"), "a system message")]
+        turns = turns_of(items[len(first) :])
+    except UnsupportedContent as error:
+        raise BadRequest(str(error)) from None
+    head = head_of(normalise_system(system), normalise_tools(tools))
+    return Conversation(head, (*known_of(items), *(turn for turn in turns if not turn.blank)), harness)
 
 
 def digest_of(path: str, agent: str, raw: bytes) -> bytes:

@@ -14,23 +14,12 @@ tests/gateway/dialects/test_responses.py:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import takewhile
 from typing import Any
 
 from gyre_hpc.gateway.calls import BadRequest
 from gyre_hpc.gateway.dialects import openai
 from gyre_hpc.gateway.dialects.bodies import Memory, Shape
-from gyre_hpc.gateway.dialects.canonical import (
-    Block,
-    Conversation,
-    Message,
-    UnsupportedContent,
-    head_of,
-    known_of,
-    normalise_message,
-    normalise_system,
-    normalise_tools,
-)
+from gyre_hpc.gateway.dialects.canonical import Block, Conversation, Message, normalise_message
 from gyre_hpc.gateway.dialects.dialect import Asked, read_request
 from gyre_hpc.gateway.dialects.responses_answer import ResponsesAnswer, Tools
 from gyre_hpc.gateway.harnesses import GENERIC, Harness, harness_of
@@ -50,7 +39,7 @@ REFUSED = {
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
-class Responses:
+class Responses(openai.Endpoint):
     """The endpoint of the dialect."""
 
     path = "/v1/responses"
@@ -63,10 +52,6 @@ class Responses:
         body = read.fields
         call = call_request(read.digest, body, harness.agent(headers), harness, read.conversation)
         return Asked(call, bool(body.get("stream")), ResponsesAnswer(str(body.get("model") or model), tools_of(body)[1]))
-
-    def error_body(self, status: int, message: str, error: Exception | None = None) -> bytes:
-        """See Dialect."""
-        return openai.error_body(status, message, error)
 
 
 def call_request(
@@ -92,15 +77,8 @@ def conversation_of(body: Mapping[str, Any], harness: Harness = GENERIC) -> Conv
     if not items:
         raise BadRequest("input: a text or at least one item is required")
     definitions, _ = tools_of(body)
-    above = list(takewhile(_above, items))
-    try:
-        system = openai.texts_of(body.get("instructions"), "instructions")
-        system += [text for item in above for text in openai.texts_of(item.get("content"), "a system message")]
-        turns = _turns(items[len(above) :])
-    except UnsupportedContent as error:
-        raise BadRequest(str(error)) from None
-    usable = () if body.get("tool_choice") == "none" else normalise_tools(definitions)
-    return Conversation(head_of(normalise_system(system), usable), (*known_of(items), *(turn for turn in turns if not turn.blank)), harness)
+    usable = [] if body.get("tool_choice") == "none" else definitions
+    return openai.conversation_of(items, body.get("instructions"), _above, _turns, usable, harness)
 
 
 def tools_of(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Tools]:
