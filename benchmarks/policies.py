@@ -26,8 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,31 +76,45 @@ def submit(slurm: Cluster, task: Task, job: Job) -> None:
 
 
 def run_all(tasks: Sequence[Task], job: Job, beside: int) -> None:
-    """Every task, `beside` at a time: the next ones start when all of these are over, for a start takes all cores. One that fails is tried
-    once more, at the end; what cores idled while a run went on is written beside it."""
+    """Every task, `beside` at a time: the next ones start when all of these are over, for a start takes all cores.
+
+    A run that fails, or can't be measured as one attempt, is made once more, at the end, and then counts; what cores idled while a run went
+    on is written beside it. Raises GyreError, when all are over, for the first that failed twice.
+    """
     folder = Path(tempfile.mkdtemp(prefix="gyre-policies-"))
     cores = Cores()
-    failed: list[Task] = []
     nodes = max((task.schedule.nodes for task in tasks), default=1)
     try:
         with cluster(folder, Spec(nodes=nodes * beside)) as slurm, ThreadPoolExecutor(beside) as pool:
-            for some, last in ((tasks, False), (failed, True)):
-                for first in range(0, len(some), beside):
-                    together = some[first : first + beside]
-                    futures = [pool.submit(submit, slurm, task, job) for task in together]
-                    for task, future in zip(together, futures, strict=True):
-                        error = future.exception()
-                        if error is None:
-                            done = measure(task.run)
-                            task.cores.write_text(json.dumps(cores.idle(done.began, done.began + done.wall)))
-                        elif last:
-                            raise error
-                        else:
-                            print(f"  again later: {error}", file=sys.stderr, flush=True)
-                            failed.append(task)
+            failed = _run_some(tasks, beside, pool, lambda task: submit(slurm, task, job), cores.idle)
+            for error in failed.values():
+                print(f"  again: {error}", file=sys.stderr, flush=True)
+            left = _run_some(list(failed), beside, pool, lambda task: submit(slurm, task, job), cores.idle)
     finally:
         cores.close()
         shutil.rmtree(folder, ignore_errors=True)
+    for error in left.values():
+        raise error
+
+
+def _run_some(
+    tasks: Sequence[Task], beside: int, pool: Executor, make: Callable[[Task], None], idle: Callable[[float, float], float]
+) -> dict[Task, GyreError]:
+    """Make each, measure it, and write down what `idle` says of its time; those that failed, with why."""
+    failed: dict[Task, GyreError] = {}
+    for first in range(0, len(tasks), beside):
+        together = tasks[first : first + beside]
+        futures = [pool.submit(make, task) for task in together]
+        wait(futures)
+        for task, future in zip(together, futures, strict=True):
+            try:
+                future.result()
+                done = measure(task.run)
+            except GyreError as error:
+                failed[task] = error
+                continue
+            task.cores.write_text(json.dumps(idle(done.began, done.began + done.wall)))
+    return failed
 
 
 def foretell(found: Mapping[tuple[str, int], Measured]) -> dict[tuple[str, int], float]:

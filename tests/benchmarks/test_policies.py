@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from benchmarks import policies_plan, policies_rows
+from benchmarks import policies, policies_plan, policies_rows
 from benchmarks.policies_job import emulate_device
 from benchmarks.policies_measure import measure
 from benchmarks.policies_plan import SCHEDULES, Task, plan, write_config
@@ -69,6 +71,36 @@ def test_a_run_that_is_not_over_is_no_measurement(run: Path) -> None:
     paths.events.write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(GyreError, match="not a run of one attempt that is done"):
         measure(run)
+
+
+def test_a_run_that_is_done_at_the_second_try_counts_and_the_others_are_made_in_any_case(run: Path, tmp_path: Path) -> None:
+    """Of three, one is a run of two attempts at first, and one fails whenever it is made."""
+    whole = RunPaths(run).events.read_text()
+    again = {"t": 113.0, "kind": "run.start", "attempt": 2, "nodes": ["a", "b"], "cells": [["a"], ["b"]]}
+    lines = whole.splitlines()
+    twice = "\n".join([*lines[:6], json.dumps({"seq": 6, **again}), *lines[6:]]) + "\n"
+    names = list(SCHEDULES)[:3]
+    tasks = plan(names, SCHEDULES, 1, tmp_path)
+    made: list[str] = []
+
+    def make(task: Task) -> None:
+        first = task.name not in made
+        made.append(task.name)
+        if task.name == names[2]:
+            raise GyreError("it failed", "read its log")
+        shutil.copytree(run, task.run, dirs_exist_ok=True)
+        RunPaths(task.run).events.write_text(twice if first and task.name == names[0] else whole)
+
+    with ThreadPoolExecutor(2) as pool:
+        failed = policies._run_some(tasks, 2, pool, make, lambda start, end: end - start)
+        assert {task.name: error.what.endswith("of one attempt that is done (done)") for task, error in failed.items()} == {
+            names[0]: True,
+            names[2]: False,
+        }
+        left = policies._run_some(list(failed), 2, pool, make, lambda start, end: end - start)
+    assert [task.name for task in left] == [names[2]]
+    assert [task.name for task in tasks if task.cores.exists()] == names[:2]
+    assert json.loads(tasks[0].cores.read_text()) == 20.0
 
 
 def test_runs_of_a_seed_differ_in_their_schedule_alone(tmp_path: Path) -> None:
