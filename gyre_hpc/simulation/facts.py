@@ -73,6 +73,8 @@ class Facts:
     """The run's `schedule.staleness_bound`, which every candidate keeps."""
     uncrowded: Recorded | None = None
     """The workload without what executions waited for one another, where that is known and not nothing."""
+    assumed: frozenset[str] = frozenset()
+    """Names of what neither the file nor an option told; of `costs` with `seconds_` before them."""
 
     @property
     def work(self) -> Recorded:
@@ -101,19 +103,22 @@ def gather(path: Path, given: Given) -> Facts:
     paths = RunPaths(path)
     found: dict[str, Any] = {}
     workload_path = path
-    costs = Costs()
+    costs, assumed = Costs(), {f"seconds_{name}" for name in vars(Costs()) if name != "kv"}
     if path.is_dir():
         if not paths.config.exists():
             raise ConfigError(f"{path} is a folder without config.yaml", "give a run's directory, or a file of durations")
-        found, costs = _of_run(see(paths.config).config, list(read_events(paths.events)))
+        found, costs, assumed = _of_run(see(paths.config).config, list(read_events(paths.events)))
         workload_path = paths.events
     for name in ("groups_per_step", "group_size", "steps", "slots_per_node", "smallest_cell"):
         value = getattr(given, name)
         if value is not None:
             found[name] = value
-    found.setdefault("steps", DEFAULT_STEPS)
-    found.setdefault("smallest_cell", 1)
-    found.setdefault("group_size", 8)
+    for name, value in (("steps", DEFAULT_STEPS), ("smallest_cell", 1), ("group_size", 8)):
+        if name not in found:
+            found[name] = value
+            assumed.add(name)
+    if given.beta == 0.0:
+        assumed.add("beta")
     needed = {"groups_per_step": "--groups-per-step", "slots_per_node": "--slots-per-node"}
     missing = [option for name, option in needed.items() if name not in found]
     if given.train_node_hours is not None and "groups_per_step" in found:
@@ -129,10 +134,11 @@ def gather(path: Path, given: Given) -> Facts:
         found["uncrowded"] = work if work.mean < (1 - CROWDED) * workload.mean else None
     if given.group_spread is not None:
         workload = replace(workload, spread=given.group_spread)
-    return Facts(workload=workload, costs=costs, beta=given.beta, origin=str(path), **found)
+    return Facts(workload=workload, costs=costs, beta=given.beta, origin=str(path), assumed=frozenset(assumed), **found)
 
 
-def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], Costs]:
+def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], Costs, set[str]]:
+    """Fields of `Facts`, what changes cost, and which of that the run does not tell."""
     summary = summarise(events)
     nodes = config.cells.nodes_per_cell
     found: dict[str, Any] = {
@@ -153,7 +159,14 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         found["ran"] = _ran(config, summary, events, told)
     if len(summary.attempts) == 1:
         found["crowd"] = _crowd(config, summary, events)
-    return found, _costs(config, summary, events)
+    seen = {
+        "seconds_to_training": any(t.to == "training" for t in summary.transfers),
+        "seconds_to_rollout": any(t.to == "rollout" for t in summary.transfers),
+        "seconds_publish": any(e["kind"] == "publish" for e in events),
+        "seconds_close": bool(summary.steps),
+        "seconds_grain": bool(told),
+    }
+    return found, _costs(config, summary, events), {name for name, is_seen in seen.items() if not is_seen}
 
 
 def _crowd(config: Config, summary: Summary, events: Sequence[Mapping[str, Any]]) -> tuple[list[Ended], list[tuple[float, int]]] | None:
@@ -177,15 +190,17 @@ def _told(config: Config, summary: Summary) -> dict[int, float]:
 
 
 def _costs(config: Config, summary: Summary, events: Sequence[Mapping[str, Any]]) -> Costs:
-    """Means, not medians: what changes cost in all is what a run is longer by."""
+    """Means, not medians: what changes cost in all is what a run is longer by. Where no cell came back (async), the way back is taken to be as
+    long beside the way there as in the defaults."""
     closed = [float(s["close_seconds"]) for s in summary.steps if "close_seconds" in s]
     seconds = {to: [t.seconds for t in summary.transfers if t.to == to] for to in ("training", "rollout")}
+    to_training = fmean(seconds["training"] or [Costs.to_training])
     saved = [float(e["seconds"]) for e in events if e["kind"] == "checkpoint" and "seconds" in e]
     stepped = [float(s["step_seconds"]) for s in summary.steps if "step_seconds" in s]
     return Costs(
         close=fmean(closed) if closed else sum(saved) / max(1, len(summary.steps)) + fmean(stepped or [0.0]),
-        to_training=fmean(seconds["training"] or [Costs.to_training]),
-        to_rollout=fmean(seconds["rollout"] or [Costs.to_rollout]),
+        to_training=to_training,
+        to_rollout=fmean(seconds["rollout"] or [to_training * Costs.to_rollout / Costs.to_training]),
         publish=fmean([float(e["seconds"]) for e in events if e["kind"] == "publish"] or [0.0]),
         grain=_grain(config, summary),
     )

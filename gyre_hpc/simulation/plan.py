@@ -47,6 +47,7 @@ def plan(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[
         "modes": list(modes.values()),
         "slots": [{"scale": scale, "seconds": round(seconds, 1)} for scale, seconds in around],
         "cliff": _cliff(around),
+        "assumed": sorted(facts.assumed),
         "facts": {
             "executions": facts.workload.executions,
             "mean_seconds": round(facts.workload.mean, 2),
@@ -128,7 +129,12 @@ def render(found: dict[str, Any]) -> str:
     out += ["", "the best of each mode"]
     for mode in found["modes"]:
         out.append(f"  {_time(mode['seconds']):>9}  {mode['seconds'] / best['seconds']:5.2f}x  idle {mode['idle']:4.0%}  {_named(mode)}")
-    out += ["", "taken from the file or the options:", f"  {', '.join(f'{k} {v:g}' for k, v in facts.items())}"]
+    given = facts | {"steps": found["steps"]}
+    for title, names in (
+        ("taken from the file or the options:", [name for name in given if name not in found["assumed"]]),
+        ("assumed, for neither tells:", [name for name in given if name in found["assumed"]]),
+    ):
+        out += ["", title, f"  {', '.join(f'{name} {given[name]:g}' for name in names)}"] if names else []
     return "\n".join(out)
 
 

@@ -101,6 +101,24 @@ def test_what_a_file_of_durations_does_not_tell_is_asked_for(tmp_path: Path) -> 
         gather(tmp_path, Given())
 
 
+def test_what_nobody_tells_is_named_as_assumed(run: Path, tmp_path: Path) -> None:
+    assert gather(run, Given()).assumed == {"beta", "seconds_grain"}
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"group": 1, "seconds": 3}\n')
+    costs = {f"seconds_{name}" for name in ("to_training", "to_rollout", "hand_over", "close", "publish", "grain")}
+    options = Given(groups_per_step=2, slots_per_node=1.0, train_node_hours=0.5, steps=3, smallest_cell=1, beta=0.1)
+    assert gather(file, options).assumed == {"group_size", *costs}
+
+
+def test_a_way_back_that_no_cell_took_is_as_long_beside_the_way_there_as_in_the_paper(run: Path) -> None:
+    paths = RunPaths(run)
+    kept = [line for line in paths.events.read_text().splitlines() if json.loads(line).get("to") != "rollout"]
+    paths.events.write_text("".join(f"{line}\n" for line in kept))
+    facts = gather(run, Given())
+    assert (facts.costs.to_training, facts.costs.to_rollout) == pytest.approx((3.0, 3.0 * 3.46 / 8.52))
+    assert "seconds_to_rollout" in facts.assumed
+
+
 def test_what_the_engines_said_that_they_hold_is_taken_before_the_configuration(run: Path) -> None:
     paths = RunPaths(run)
     told = {"seq": 99, "t": 0.5, "kind": "engines", "capacity": [8, 10], "standalone": [3, 4]}

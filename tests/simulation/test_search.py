@@ -143,6 +143,10 @@ def test_a_plan_is_text_and_json_and_a_picture() -> None:
     text = planning.render(found)
     for word in ("a test: 240 executions", "best: ", "runner-up", "the best of each mode", "above the bound"):
         assert word in text
+    assert "assumed" not in text
+    lines = planning.render(planning.plan(replace(FACTS, assumed=frozenset({"beta", "steps"})), 4, 0.5, 1)).splitlines()
+    assert lines[-2:] == ["assumed, for neither tells:", f"  beta {FACTS.beta:g}, steps {FACTS.steps}"]
+    assert "steps" not in lines[-4]
     scenario = planning.best_candidate(found).scenario(FACTS, 6)
     svg = ElementTree.fromstring(draw(simulate(scenario, record=True), scenario.standalone_nodes))
     titles = [title.text or "" for title in svg.iter("{http://www.w3.org/2000/svg}title")]
