@@ -190,8 +190,8 @@ def _told(config: Config, summary: Summary) -> dict[int, float]:
 
 
 def _costs(config: Config, summary: Summary, events: Sequence[Mapping[str, Any]]) -> Costs:
-    """Means, not medians: what changes cost in all is what a run is longer by. Where no cell came back (async), the way back is taken to be as
-    long beside the way there as in the defaults."""
+    """Means, not medians: what changes cost in all is what a run is longer by. Where no cell came back (async), the way back is taken to be
+    as long beside the way there as in the defaults."""
     closed = [float(s["close_seconds"]) for s in summary.steps if "close_seconds" in s]
     seconds = {to: [t.seconds for t in summary.transfers if t.to == to] for to in ("training", "rollout")}
     to_training = fmean(seconds["training"] or [Costs.to_training])
