@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from gyre_hpc import __version__
+from gyre_hpc.exports.lineage import Lineages
 from gyre_hpc.gateway.dialects.canonical import Message
 from gyre_hpc.gateway.text.parsers import Parsers
 from gyre_hpc.gateway.text.template import TurnRenderer
@@ -40,11 +41,13 @@ class Agent:
 
 
 class Trajectories:
-    """Makes the documents. `renderer`: of the model that the trees were recorded with; `parsers`: what read its answers."""
+    """Makes the documents. `renderer`: of the model that the trees were recorded with; `parsers`: what read its answers;
+    `lineages`: of the run."""
 
-    def __init__(self, renderer: TurnRenderer, parsers: Parsers, agent: Agent) -> None:
+    def __init__(self, renderer: TurnRenderer, parsers: Parsers, agent: Agent, lineages: Lineages) -> None:
         self._renderer = renderer
         self._parsers = parsers
+        self._lineages = lineages
         self._agent = {"name": agent.name, "version": __version__, "model_name": agent.model}
         self._wraps = _wraps(renderer)
 
@@ -55,7 +58,7 @@ class Trajectories:
         main, *others = sorted(tree.leaves, key=lambda leaf: (tree.role_of(leaf) is not Role.MAIN, -leaf))
         seen: dict[int, Any] = {}
         name = f"execution-{tree.execution.execution}"
-        facts = {key: value for key, value in as_dict(tree, groups).items() if key not in ("nodes", "calls")}
+        facts = {key: value for key, value in self._lineages.told(as_dict(tree, groups)).items() if key not in ("nodes", "calls")}
         found = self._trajectory(tree, main, name, name, seen)
         found["extra"] = {**facts, "role": tree.role_of(main).name.lower()}
         below = [self._trajectory(tree, leaf, name, f"{name}-leaf-{leaf}", seen) for leaf in sorted(others)]

@@ -19,6 +19,7 @@ import orjson
 
 from gyre_hpc.durable import beside, replace_directory, sync
 from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.exports.lineage import Lineages
 from gyre_hpc.exports.rows import Table, rows_of
 from gyre_hpc.report.trees import user_errors
 from gyre_hpc.viewing import see
@@ -53,12 +54,13 @@ def export(folder: Path, out: Path, options: Options) -> dict[str, Any]:
     _check(options)
     with user_errors(), StoreReader(locate(folder)) as reader:
         reader.check()
+        lineages = Lineages.of(folder)
         if options.form is Format.ATIF:
-            found = _atif(reader, folder, out, options)
+            found = _atif(reader, folder, out, options, lineages)
         elif options.form is Format.PARQUET:
-            found = _parquet(reader, out, options)
+            found = _parquet(reader, out, options, lineages)
         else:
-            found = _file(out, lambda partial: {"executions": _jsonl(reader, partial)})
+            found = _file(out, lambda partial: {"executions": _jsonl(reader, partial, lineages)})
     return {"format": options.form.value, **found}
 
 
@@ -99,16 +101,16 @@ def _room(out: Path) -> Iterator[None]:
         raise GyreError(f"{out}: {reason}", "free space there, or give --out another place; what stood there is as it was") from error
 
 
-def _jsonl(reader: StoreReader, file: Path) -> int:
+def _jsonl(reader: StoreReader, file: Path, lineages: Lineages) -> int:
     count = 0
     with file.open("wb") as lines:
         for execution in exported(reader):
-            lines.write(orjson.dumps(execution, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+            lines.write(orjson.dumps(lineages.told(execution), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
             count += 1
     return count
 
 
-def _parquet(reader: StoreReader, out: Path, options: Options) -> dict[str, Any]:
+def _parquet(reader: StoreReader, out: Path, options: Options, lineages: Lineages) -> dict[str, Any]:
     try:
         from gyre_hpc.exports import parquet
     except ImportError:
@@ -116,17 +118,17 @@ def _parquet(reader: StoreReader, out: Path, options: Options) -> dict[str, Any]
     table = options.table or Table.PATHS
     provenance = dict(reader.header.provenance) if reader.header else {}
     about = {"table": table.value, "jmax": options.jmax, "provenance": provenance}
-    rows = rows_of(reader, table, options.jmax, int(provenance.get("seed", 0)))
+    rows = rows_of(reader, table, options.jmax, int(provenance.get("seed", 0)), lineages)
     return {"table": table.value, **_file(out, lambda partial: {"rows": parquet.write(partial, table, rows, about)})}
 
 
-def _atif(reader: StoreReader, folder: Path, out: Path, options: Options) -> dict[str, Any]:
+def _atif(reader: StoreReader, folder: Path, out: Path, options: Options, lineages: Lineages) -> dict[str, Any]:
     if out.is_file() or not out.parent.is_dir() or (out.is_dir() and any(child.suffix != ".json" for child in out.iterdir())):
         raise ConfigError(f"{out} can't be written", "ATIF is a file an execution: give a new folder, in one that exists")
     provenance = dict(reader.header.provenance) if reader.header else {}
     if provenance.get("block_size"):
         raise ConfigError(f"{folder} holds imported traces, whose tokens are synthetic", "there is no text to export: use --format parquet")
-    made = _trajectories(folder, options.model)
+    made = _trajectories(folder, options.model, lineages)
     counts = {"executions": 0}
 
     def write(partial: Path) -> None:
@@ -144,7 +146,7 @@ def _atif(reader: StoreReader, folder: Path, out: Path, options: Options) -> dic
     return {"file": str(out), **counts, "bytes": sum(file.stat().st_size for file in out.iterdir())}
 
 
-def _trajectories(folder: Path, model: Path | None) -> Trajectories:
+def _trajectories(folder: Path, model: Path | None, lineages: Lineages) -> Trajectories:
     from gyre_hpc.config import Config
     from gyre_hpc.exports.atif import Agent, Trajectories
     from gyre_hpc.gateway.text.parsers import make_parsers
@@ -157,4 +159,4 @@ def _trajectories(folder: Path, model: Path | None) -> Trajectories:
     config = see(frozen).config if frozen is not None else Config()
     directory = model or model_directory(config)
     parsers = make_parsers(config.model.tool_parser, config.model.reasoning_parser, directory)
-    return Trajectories(TurnRenderer(directory), parsers, Agent(config.harness.kind, str(model or config.model.path)))
+    return Trajectories(TurnRenderer(directory), parsers, Agent(config.harness.kind, str(model or config.model.path)), lineages)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gyre_hpc.exports.lineage import FIELDS
 from gyre_hpc.exports.rows import Row, Table
 
 ROW_GROUP_TOKENS = 1 << 21
@@ -27,6 +28,7 @@ _EXECUTION = [
     ("size", pa.int32()),
     ("version", pa.int32()),
     ("burst", pa.int32()),
+    *((name, pa.int32()) for name in FIELDS),
     ("reason", pa.string()),
     ("score", pa.float64()),
     ("valid", pa.bool_()),
@@ -46,6 +48,8 @@ COLUMNS: dict[Table, list[tuple[str, pa.DataType]]] = {
     ],
     Table.NODES: [
         ("execution", pa.int64()),
+        ("lineage", pa.int32()),
+        ("fork", pa.int32()),
         ("node", pa.int64()),
         ("parent", pa.int64()),
         ("kind", pa.string()),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
+from gyre_hpc.exports.lineage import Lineages
 from trees.export import as_dict
 from trees.records import Group
 from trees.selection import Path, all_paths, select_paths
@@ -30,16 +31,16 @@ class Table(StrEnum):
     EXECUTIONS = "executions"
 
 
-def rows_of(reader: StoreReader, table: Table, jmax: int | None, seed: int) -> Iterator[Row]:
+def rows_of(reader: StoreReader, table: Table, jmax: int | None, seed: int, lineages: Lineages) -> Iterator[Row]:
     """The rows of all executions. `jmax`: most paths of one, None: until every target is in one; `seed`: of the choice of paths."""
     groups = reader.groups()
     for execution in sorted(reader.executions()):
-        yield from rows_of_tree(reader.tree(execution), groups, table, jmax, seed)
+        yield from rows_of_tree(reader.tree(execution), groups, table, jmax, seed, lineages)
 
 
-def rows_of_tree(tree: Tree, groups: Mapping[int, Group], table: Table, jmax: int | None, seed: int) -> Iterator[Row]:
+def rows_of_tree(tree: Tree, groups: Mapping[int, Group], table: Table, jmax: int | None, seed: int, lineages: Lineages) -> Iterator[Row]:
     """The rows of one execution."""
-    whole = as_dict(tree, groups)
+    whole = lineages.told(as_dict(tree, groups))
     nodes, calls = whole.pop("nodes"), whole.pop("calls")
     if table is Table.EXECUTIONS:
         counts = {"nodes": len(nodes), "calls": len(calls), "leaves": len(tree.leaves)}
@@ -48,7 +49,8 @@ def rows_of_tree(tree: Tree, groups: Mapping[int, Group], table: Table, jmax: in
     elif table is Table.CALLS:
         yield from ({"execution": whole["execution"], **row} for row in calls)
     elif table is Table.NODES:
-        yield from ({"execution": whole["execution"], "logprobs": None, "versions": None, **row} for row in nodes)
+        same = {name: whole[name] for name in ("execution", "lineage", "fork")}
+        yield from ({**same, "logprobs": None, "versions": None, **row} for row in nodes)
     else:
         chosen = all_paths(tree) if jmax is None else iter(select_paths(tree, jmax, seed))
         yield from ({**whole, **_path(tree, path)} for path in chosen)

@@ -14,10 +14,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
+from gyre_hpc.branches import Branch, Branches
 from gyre_hpc.config import Config
 from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.events import EventLog
 from gyre_hpc.exports import parquet
 from gyre_hpc.exports.exporter import Format, Options, export
+from gyre_hpc.exports.lineage import FIELDS, Lineages
 from gyre_hpc.exports.rows import Table
 from gyre_hpc.gateway.dialects.canonical import Conversation, Head, Message
 from gyre_hpc.gateway.text.template import TurnRenderer
@@ -155,6 +158,68 @@ def test_row_groups_bound_the_memory(run: Path, tmp_path: Path, monkeypatch: pyt
     assert pq.read_table(file)["execution"].to_pylist() == list(range(5))
     assert parquet.write(file, Table.CALLS, [], {}) == 0
     assert pq.read_table(file).num_rows == 0
+
+
+# -- which weights ------------------------------------------------------------------------------------------------------------------------
+def test_versions_of_weights_that_were_given_up_are_told_apart(tmp_path: Path, model: Path) -> None:
+    """Steps 4 and 5 were given up for checkpoint 3, then 6 and 7 for checkpoint 5: tokens of version 5 are of three kinds of weights."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    writer = StoreWriter(folder / "trees", {"seed": 7})
+    for number in range(3):
+        writer.append(Group(number, "t", 1, 5, 0))
+    for number in range(4):  # one a lineage, and the last group is tried again in the last
+        execution = writer.allocate_execution()
+        writer.append(Execution(execution, min(number, 2), 0, number // 3))
+        call = writer.allocate_call()
+        root = writer.context_node(-1, np.array([2], np.int32), execution, call, Role.MAIN)
+        node = writer.allocate_node()
+        writer.append(Intent(call, execution, root, Role.MAIN, bytes(16)))
+        writer.append(
+            Node(
+                node,
+                root,
+                execution,
+                call,
+                NodeKind.SAMPLED,
+                Role.MAIN,
+                np.array([1], np.int32),
+                np.array([-1.0], np.float32),
+                np.array([5], np.int32),
+            )
+        )
+        writer.append(CallEnd(call, execution, node, Fate.DELIVERED, "stop", "clean"))
+        writer.append(ExecutionEnd(execution, "finished", 0.5, True, 1, 1, 1.0))
+    writer.close()
+    events = EventLog(folder / "events.jsonl")
+    events.emit("steps.again", step=3, newest=5, first_group=1, first_execution=1)
+    events.emit("steps.again", step=5, newest=7, first_group=3, first_execution=2)
+
+    export(folder, tmp_path / "a.jsonl", Options())
+    lines = [orjson.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    facts = [[line[name] for name in FIELDS] for line in lines]
+    assert facts == [[0, 3, 0, 3], [1, 5, 1, 5], [2, None, 1, 5], [2, None, 1, 5]]
+    for table in (Table.PATHS, Table.EXECUTIONS):
+        export(folder, tmp_path / "a.parquet", Options(Format.PARQUET, table))
+        assert [[row[name] for name in FIELDS] for row in pq.read_table(tmp_path / "a.parquet").to_pylist()] == facts
+    export(folder, tmp_path / "a.parquet", Options(Format.PARQUET, Table.NODES))
+    sampled = [row for row in pq.read_table(tmp_path / "a.parquet").to_pylist() if row["kind"] == "sampled"]
+    assert [[row["lineage"], row["fork"]] for row in sampled] == [fact[:2] for fact in facts]
+    export(folder / "trees", tmp_path / "b.jsonl", Options())
+    assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes(), "the run lies above"
+    export(folder, tmp_path / "atif", Options(Format.ATIF, model=model))
+    first = orjson.loads((tmp_path / "atif" / "execution-000000.json").read_bytes())
+    assert [first["extra"][name] for name in FIELDS] == facts[0]
+
+
+def test_what_training_counts_is_what_the_columns_say() -> None:
+    """The forks of an export against the branches by which distances are counted."""
+    forks = [Branch(6, 10, 40), Branch(4, 20, 80), Branch(5, 30, 120)]
+    lineages, branches = Lineages(forks), Branches()
+    for fork in forks:
+        branches = branches.resumed(fork, 0)
+    for execution in (0, 39, 40, 79, 80, 119, 120, 500):
+        assert lineages.facts(0, execution)["fork"] == branches.of_execution(execution)
 
 
 # -- ATIF -------------------------------------------------------------------------------------------------------------------------------
