@@ -107,10 +107,6 @@ class Communicators:
     prefixes: tuple[MPI.Intracomm | None, ...]
 
     @property
-    def is_controller(self) -> bool:
-        return self.cell_index is None
-
-    @property
     def is_leader(self) -> bool:
         return self.slot == 0
 

@@ -165,11 +165,6 @@ class TransferState:
     outcome: Outcome | None = None
     why: str = ""
 
-    @property
-    def freed(self) -> bool:
-        """Whether the engine's memory may be gone."""
-        return Phase.RELEASE in self.done or self.at is Phase.RELEASE
-
 
 def begin(cell: int, to: Role, may_hold: bool = False) -> tuple[TransferState, Action]:
     """The first action of a transfer. `may_hold`: calls without a place elsewhere may wait until a route opens."""

@@ -111,14 +111,6 @@ def stop(process: subprocess.Popen[bytes], grace: float) -> int:
     return process.wait()
 
 
-def descendants(pid: int | None = None) -> list[psutil.Process]:
-    """Everything below a process (default: this one), grandchildren included."""
-    try:
-        return list(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
 def marked(name: str, value: str) -> list[psutil.Process]:
     """Processes of ours, other than this one, whose environment holds `name=value`: finds also what was re-parented after a kill -9."""
     found = []

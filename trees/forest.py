@@ -92,12 +92,6 @@ class Forest:
                 node = self.nodes[node].parent
         return sorted(wanted)
 
-    def ancestry(self, node: int) -> Iterator[int]:
-        """`node` and its ancestors up to the root."""
-        while node >= 0:
-            yield node
-            node = self.nodes[node].parent
-
     def tree(self, execution: int) -> Tree:
         """The tree of an execution of this journal."""
         nodes = [self.nodes[node] for node in self.closure(execution)]

@@ -278,15 +278,6 @@ class ControlApi:
                 continue
 
 
-def add_control_routes(
-    app: web.Application, ledger: Ledger, router: Routes, calls: Calls, secret: str, commit: Callable[[], Awaitable[None]]
-) -> ControlApi:
-    """Mount the control API; the handlers are returned."""
-    api = ControlApi(ledger, router, calls, secret, commit)
-    app.add_routes(api.routes())
-    return api
-
-
 def _execution(request: web.Request) -> int:
     return number(request, "id")
 

@@ -102,7 +102,6 @@ class Recorder:
         self._closing = False
         self._fatal: Exception | None = None
         self.committer = Committer(store, self._on_fatal)
-        self.sampled_tokens = 0
 
     @property
     def in_flight(self) -> int:
@@ -308,7 +307,6 @@ class Recorder:
         await self.committer.commit()
         live.faulted = fate is Fate.BROKEN or (live.faulted and fate is Fate.CANCELLED)
         live.tokens += turn.count
-        self.sampled_tokens += turn.count
         if said is None:
             raise CallFailed(f"the engine failed: {turn.fault}" if turn.fault else "the call was cancelled")
         if answer is not None:

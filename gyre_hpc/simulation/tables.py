@@ -19,7 +19,6 @@ from gyre_hpc.simulation.outcome import Outcome
 from gyre_hpc.simulation.scenario import HOUR
 from gyre_hpc.simulation.study import Ratio, Row, Study
 
-Runner = Callable[[Row, int], Outcome]
 TUNING_SEEDS = 3
 """Seeds with which candidates are compared before the best one gets all of them."""
 

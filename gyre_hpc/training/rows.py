@@ -60,10 +60,6 @@ class TrainRow:
             advantage=float(advantage),
         )
 
-    @property
-    def target_count(self) -> int:
-        return int(self.targets.sum())
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:

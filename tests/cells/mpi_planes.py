@@ -30,9 +30,9 @@ ELEMENTS = 1000
 
 def check_communicators(comms: Communicators, layout: Layout) -> None:
     world = comms.world
-    assert comms.is_controller == (world.rank == 0)
-    assert (comms.control is not None) == (comms.is_controller or comms.is_leader)
-    if comms.is_controller:
+    assert (comms.cell_index is None) == (world.rank == 0)
+    assert (comms.control is not None) == (world.rank == 0 or comms.is_leader)
+    if world.rank == 0:
         assert comms.control is not None
         assert (comms.control.rank, comms.control.size) == (0, layout.all_cells + 1)
         return

@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from gyre_hpc import processes
 from gyre_hpc.engines import vllm_guard
 from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.frames import Frames
@@ -463,7 +462,7 @@ def test_weights_that_are_partly_old_are_caught_and_the_right_ones_pass(
 @pytest.mark.vllm
 def test_a_failed_update_ends_the_engine_with_all_its_processes(server: VllmEngine, tmp_path: Path) -> None:
     """The last test of this server."""
-    family = [psutil.Process(server.pid), *processes.descendants(server.pid)]
+    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     assert len(family) >= 2
     with pytest.raises(EngineFault, match="could not take version 9"):
         server.update_weights(tmp_path, 9, 30.0)

@@ -17,7 +17,7 @@ from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient, PhaseFailed
-from gyre_hpc.gateway.control import ControlApi, add_control_routes
+from gyre_hpc.gateway.control import ControlApi
 from gyre_hpc.gateway.ledger import Ledger
 from gyre_hpc.gateway.pump import EventPump
 from trees.records import Group
@@ -65,11 +65,13 @@ class FakeCalls:
 
     def __init__(self) -> None:
         self.broken: set[int] = set()
+        self.finished: list[int] = []
 
     def faulted(self, execution: int) -> bool:
         return execution in self.broken
 
     async def finish(self, execution: int) -> tuple[int, int]:
+        self.finished.append(execution)
         await asyncio.sleep(0)
         return 3, 30
 
@@ -89,7 +91,8 @@ class Gateway:
         self.broken: Exception | None = None
         app = web.Application()
         self.calls = FakeCalls()
-        self.api: ControlApi = add_control_routes(app, self.ledger, self.router, self.calls, SECRET, self.commit)
+        self.api = ControlApi(self.ledger, self.router, self.calls, SECRET, self.commit)
+        app.add_routes(self.api.routes())
         self.server = TestServer(app)
 
     async def commit(self) -> None:
@@ -97,6 +100,11 @@ class Gateway:
         if self.broken is not None:
             raise self.broken
         await asyncio.to_thread(self.store.commit)
+
+    def connections(self) -> int:
+        """Those that the server knows of."""
+        assert self.server.runner is not None
+        return len(self.server.runner.server.connections)
 
     @property
     def url(self) -> str:
@@ -119,6 +127,12 @@ async def gateway(folder: Path) -> AsyncIterator[Gateway]:
         await gate.server.close()
         gate.pump.close()
         gate.store.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 async def post(gate: Gateway, path: str, body: Any, secret: str = SECRET) -> tuple[int, Any]:
@@ -185,23 +199,22 @@ async def test_polls_wake_up_when_there_is_something(tmp_path: Path) -> None:
 async def test_work_that_nobody_is_there_to_take_stays(tmp_path: Path) -> None:
     async with gateway(tmp_path) as gate:
         asking = asyncio.create_task(post(gate, "/control/work", {"node": "n1", "slots": 2, "wait": 20}))
-        await asyncio.sleep(0.1)
+        await until(lambda: gate.api._waiting == 1)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.sleep(0.05)
+        await until(lambda: gate.connections() == 0)
         await post(gate, "/control/groups", {"groups": [GROUP]})
         await asyncio.sleep(0.05)
         assert gate.ledger.counts()["queued"] == 2
         # gone while the hand-out becomes durable: taken back, at no cost
         gate.hold.clear()
         asking = asyncio.create_task(post(gate, "/control/work", {"node": "n1", "slots": 2, "wait": 20}))
-        await asyncio.sleep(0.1)
-        assert gate.ledger.counts()["live"] == 2
+        await until(lambda: gate.ledger.counts()["live"] == 2)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.sleep(0.05)
+        await until(lambda: gate.connections() == 0)
         gate.hold.set()
-        await asyncio.sleep(0.1)
+        await until(lambda: gate.ledger.counts()["queued"] == 2)
         _, items = await post(gate, "/control/work", {"node": "n2", "slots": 2})
         assert [(item["attempt"], item["retries_left"]) for item in items] == [(1, 1), (1, 1)]
 
@@ -213,9 +226,9 @@ async def test_what_was_begun_goes_on_when_its_client_goes_away(tmp_path: Path) 
         gate.hold.clear()
         body = {"reason": "finished", "score": 0.5, "valid": True, "seconds": 2.0}
         asking = asyncio.create_task(post(gate, f"/control/executions/{items[0]['execution']}/end", body))
-        await asyncio.sleep(0.1)
+        await until(lambda: bool(gate.calls.finished))
         asking.cancel()
-        await asyncio.sleep(0.1)
+        await until(lambda: gate.connections() == 0)
         assert [change["kind"] for change in gate.ledger.changes.after(0)] == ["dispatched", "started"], "not told before it is durable"
         gate.hold.set()
         async with asyncio.timeout(5):

@@ -50,7 +50,7 @@ def test_a_selected_path_becomes_a_row() -> None:
     good = row()
     path = Path(7, 0, 3, (1, 3), good.tokens, good.targets, good.logprobs, good.versions, 0.25)
     made = TrainRow.of(path, 0.75)
-    assert (made.weight, made.advantage, made.target_count) == (0.25, 0.75, 1)
+    assert (made.weight, made.advantage, made.targets.sum()) == (0.25, 0.75, 1)
     assert made.tokens is good.tokens
 
 
