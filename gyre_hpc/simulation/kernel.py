@@ -27,6 +27,7 @@ from cells.events import (
     CloseStep,
     Decision,
     Dispatch,
+    Drop,
     Event,
     ExecutionFinished,
     Feed,
@@ -338,6 +339,8 @@ class Simulation:
                 self._fed_versions.append(self.groups[group].version)
                 self.trainer.feed(self._training_of(group), self.now)
                 self._announce_claims()
+            case Drop(group):  # every step is saved here: no attempt gives up one, and what was dispatched stays within the bound
+                raise AssertionError(f"group {group} is too old for the bound, though no step was given up")
             case CloseStep(step):
                 self._saving = self.policy.snapshot()
                 self._draining = step

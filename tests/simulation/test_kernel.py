@@ -99,12 +99,14 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     mode = draw(st.sampled_from(Mode))
     cells, per_cell = draw(st.integers(1, 4)), draw(st.integers(1, 2))
     standalone = draw(st.integers(1 if mode is Mode.ASYNC else 0, 3))
+    mu = draw(st.integers(1, 3))
     schedule = Schedule(
         (1,),
         groups_per_step=draw(st.integers(1, 4)),
         group_size=draw(st.integers(1, 4)),
         phi=draw(st.sampled_from([0.0, 0.5, 1.5])),
-        mu=draw(st.integers(1, 3)),
+        mu=mu,
+        staleness_bound=draw(st.sampled_from([None, mu - 1, mu])),  # also under faults no group gets too old: the kernel refuses a Drop
         steps=draw(st.integers(1, 5)),
         mode=mode,
         streaming=draw(st.booleans()),
@@ -123,6 +125,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
                 Faults(node_mtbf=40_000.0, executions_survive=True),
                 Faults(engine_mtbf=900.0, engine_start=40.0),
                 Faults(node_mtbf=40_000.0, engine_mtbf=2000.0, engine_start=500.0),
+                Faults(node_mtbf=8000.0, restart=30.0, executions_survive=True),
             ]
         )
     )
