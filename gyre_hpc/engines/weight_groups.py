@@ -8,9 +8,10 @@ that, and nothing ends it before its time-out: torch 2.13's `abort` does not).
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import math
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,8 +29,6 @@ GLOO = "gloo"
 FORMING = 20.0
 """Seconds for all ranks to come into a new group: who waits there for one that died can't be called off."""
 _LOOK = timedelta(seconds=0.05)
-_KEPT = 0.5
-"""Seconds between two looks whether gloo has let go of what we left."""
 
 _distributed: Any = torch.distributed
 
@@ -41,6 +40,7 @@ class Group:
 
     def __init__(self, store: Any, address: str, rank: int, world: int, seconds: float) -> None:
         """`address`: ours, under which the others reach us. Raises RuntimeError when somebody does not come."""
+        _forget()
         gloo: Any = _distributed.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=min(FORMING, seconds))
@@ -58,7 +58,7 @@ class Group:
         work = self._group.broadcast([data], options)
         while not _over(work):
             if self._left.is_set():
-                threading.Thread(target=_keep, args=(self._group, work), name="weights-left", daemon=True).start()
+                _left.append((self._group, work))
                 raise RuntimeError("the group was left")
 
     def abort(self) -> None:
@@ -77,10 +77,21 @@ def _over(work: Any) -> bool:
     return True
 
 
-def _keep(group: Any, work: Any) -> None:
-    """Holds `group` until its last operation has ended."""
-    while not work.is_completed():
-        time.sleep(_KEPT)
+_left: list[tuple[Any, Any]] = []
+"""(group, its last operation): of those that were left inside a broadcast."""
+
+
+def _forget() -> None:
+    """Those whose operation has ended by now."""
+    _left[:] = [(group, work) for group, work in _left if not work.is_completed()]
+
+
+@atexit.register
+def _leave_behind() -> None:
+    """At the end of the process nobody waits for those that have not: they are never destroyed."""
+    _forget()
+    for group, _ in _left:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def buckets(sizes: Iterable[int], limit: int = BUCKET) -> Iterator[int]:
