@@ -340,7 +340,7 @@ def test_every_field_of_a_step_is_described() -> None:
     text = section("file-formats.md", "events.jsonl").split("`step.end`: ", 1)[1].split("```", 1)[0]
     fields = keys_of("gyre_hpc/training/loss.py", "means") | keys_of("gyre_hpc/controller/controller.py", "_close")
     fields |= keys_of("gyre_hpc/controller/stepend.py", "trained")
-    fields |= keys_of("gyre_hpc/controller/cell.py", "_step")
+    fields |= keys_of("gyre_hpc/controller/learner.py", "_step")
     assert {"grad_norm", "score_mean", "ratio_mean"} <= fields
     assert not {name for name in fields - {"schedule", "branches", "fields"} if f"`{name}`" not in text}
 

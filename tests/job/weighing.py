@@ -18,13 +18,14 @@ from gyre_hpc.configfile import load
 from gyre_hpc.controller import main as ranks
 from gyre_hpc.controller import snapshots
 from gyre_hpc.controller.cell import CellRank
-from gyre_hpc.controller.messages import Close, Update
+from gyre_hpc.controller.learner import Learner
+from gyre_hpc.controller.messages import Close, Message, Update
 from gyre_hpc.driver import driver, rundir
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.engines.control import call
 
 
-def _note(rank: CellRank, what: str, version: int, digest: str) -> None:
+def _note(rank: CellRank | Learner, what: str, version: int, digest: str) -> None:
     with (rank.paths.root.parent / "weights.jsonl").open("a") as file:
         file.write(json.dumps({"cell": rank.place.cell, "what": what, "version": version, "digest": digest}) + "\n")
 
@@ -43,33 +44,31 @@ def _never_in_time(*arguments: Any) -> Pending:
 
 
 def hook(late: bool) -> None:
-    real_close, real_update, real_train = CellRank._close, CellRank._update, CellRank._train
+    real_close, real_restore, real_handle = Learner.close, Learner.restore, CellRank._handle
     failed = False
 
-    def train(self: CellRank, deadline: float) -> None:
+    def restore(self: Learner, deadline: float) -> None:
         nonlocal failed
         if late and not failed and self.place.cell == 1:
             failed = True
             snapshots.start_receive = _never_in_time
-        real_train(self, deadline)
-        assert self._actor is not None
-        _note(self, "pulled", -1, hashlib.blake2b(self._actor.snapshot().tobytes(), digest_size=16).hexdigest())
+        real_restore(self, deadline)
+        _note(self, "pulled", -1, hashlib.blake2b(self.actor.snapshot().tobytes(), digest_size=16).hexdigest())
 
-    def close(self: CellRank, message: Close) -> dict[str, Any]:
+    def close(self: Learner, message: Close) -> dict[str, Any]:
         report = real_close(self, message)
         if self.place.cell < message.prefix:
-            assert self._actor is not None
-            _note(self, "trainer", message.step, hashlib.blake2b(self._actor.snapshot().tobytes(), digest_size=16).hexdigest())
+            _note(self, "trainer", message.step, hashlib.blake2b(self.actor.snapshot().tobytes(), digest_size=16).hexdigest())
         return report
 
-    def update(self: CellRank, message: Update) -> dict[str, Any]:
-        report = real_update(self, message)
-        for engine in report.get("engines", {}).values():
+    def handle(self: CellRank, message: Message) -> dict[str, Any]:
+        report = real_handle(self, message)
+        for engine in report.get("engines", {}).values() if isinstance(message, Update) else ():
             found = call(f"{engine['url']}/digest", 10.0, method="GET")
             _note(self, "engine", found["version"], found["digest"])
         return report
 
-    CellRank._close, CellRank._update, CellRank._train = close, update, train  # type: ignore[method-assign]
+    Learner.close, Learner.restore, CellRank._handle = close, restore, handle  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
