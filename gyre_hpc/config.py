@@ -257,8 +257,9 @@ class CheckpointSection(_Section):
 class PublicationSection(_Section):
     """How new weights get into the engines that serve."""
 
-    path: Literal["auto", "files", "direct"] = "auto"
-    """files: each engine loads the published directory; direct: they receive it from the core's memory (engines/weight_stream.py)."""
+    path: Literal["auto", "files", "direct", "broadcast"] = "auto"
+    """files: each engine loads the published directory; direct: each receives it from the core's memory (engines/weight_stream.py);
+    broadcast: all of them at once (engines/weight_broadcast.py)."""
 
 
 TransferPhase = Literal[

@@ -60,6 +60,7 @@ from gyre_hpc.controller.stepend import closing, trained
 from gyre_hpc.controller.stepwork import Counter, StepWork
 from gyre_hpc.controller.stopping import Saves, save_at_stop
 from gyre_hpc.controller.transfers import Order, Transfers, tell
+from gyre_hpc.engines.options import vllm_transfers
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
@@ -105,8 +106,8 @@ class Controller:
         self.branches = Branches()
         self._engines = Engines(())
         """As they were at the start."""
-        self._direct, why = path_of(config.publication.path, config.rollout.engine)
-        logger.info("weights get into engines %s (%s)", "from the core's memory" if self._direct else "by files", why)
+        self._offer, why = path_of(config.publication.path, config.rollout.engine, vllm_transfers())
+        logger.info("weights get into engines by %s (%s)", self._offer or "files", why)
         self._standalone = range(0)
         """Cells behind the others, which only serve."""
         self._decisions: deque[Decision] = deque()
@@ -384,7 +385,8 @@ class Controller:
         """The core's weights into every engine that serves; old versions go."""
         directory = self.paths.weights_of(version)
         serving = self._serving()
-        phases = yield from publish(self.asking, self.client, self.config.deadlines, version, directory, serving, self._direct)
+        engines = self._engines.serving(serving, self.revival.dead)
+        phases = yield from publish(self.asking, self.client, self.config.deadlines, version, directory, serving, self._offer, engines)
         self._weights = directory
         for old in sorted(self.paths.weights.glob("version-*"))[:-2]:
             if old != directory:

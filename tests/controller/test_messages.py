@@ -6,7 +6,22 @@ import json
 
 import pytest
 
-from gyre_hpc.controller.messages import Close, Command, Export, Message, Prefix, RowRef, Save, Share, Start, Stop, Update, Work, decode, encode
+from gyre_hpc.controller.messages import (
+    Close,
+    Command,
+    Export,
+    Message,
+    Prefix,
+    RowRef,
+    Save,
+    Share,
+    Start,
+    Stop,
+    Update,
+    Work,
+    decode,
+    encode,
+)
 
 MESSAGES: list[Message] = [
     Work(first=3, items=((RowRef(1, 0, 0.5), RowRef(2, 1, -1.25)), ())),
@@ -17,7 +32,7 @@ MESSAGES: list[Message] = [
     Close(5, 7, 2, 16, True, True, {"step": 5}, {"schedule": {"consumed": [1, 2]}}),
     Save(5, {"step": 5}, {"branches": [[2, 3, 4]]}, 8.5),
     Export(3, "weights/version-000003"),
-    Export(4, "weights/version-000004", offer=True),
+    Export(4, "weights/version-000004", offer="broadcast", engines=3),
     Update(3, "weights/version-000003", (0, 2)),
     Update(4, "weights/version-000004", (1,), "node7:4000/secret"),
     Stop("done"),

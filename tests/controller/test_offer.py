@@ -8,6 +8,8 @@ import torch
 from gyre_hpc import memory
 from gyre_hpc.controller.offer import Offer
 from gyre_hpc.engines.protocol import NotReceived
+from gyre_hpc.engines.weight_groups import Collector
+from gyre_hpc.engines.weight_member import attend
 from gyre_hpc.engines.weight_stream import Weights, receive
 
 
@@ -23,6 +25,23 @@ def test_one_version_at_a_time_until_it_is_withdrawn() -> None:
     assert (sent["receivers"], sent["bytes"]) == (1, 12)
     with pytest.raises(NotReceived):
         receive(second, 2, 5.0)
+
+
+def test_a_broadcast_takes_the_place_of_a_stream_and_keeps_its_group_until_the_end() -> None:
+    offer, engine = Offer(), Collector()
+    stream = offer.open("127.0.0.1", 1, lambda: [("w", torch.ones(3))])
+    for version in (2, 3):
+        weights: Weights = [("w", torch.full((3,), float(version)))]
+        source = offer.broadcast("127.0.0.1", version, lambda weights=weights: weights, 0, torch.device("cpu"), 1, 5.0)  # type: ignore[misc]
+        attend(source, version, 10.0, "engine", engine)
+        assert engine.take()["w"].tolist() == [version] * 3
+        sent = offer.close()
+        assert (sent["receivers"], sent["bytes"]) == (1, 12)
+        assert offer.close() == {}
+    with pytest.raises(NotReceived):
+        receive(stream, 1, 5.0)
+    offer.end()
+    offer.end()
 
 
 def test_where_the_copies_would_not_fit_none_is_made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -49,6 +49,7 @@ class FakeWorld:
         yield
         self.told.append(type(message).__name__)
         if isinstance(message, Export):
+            assert message.engines == 4
             return [{"source": self.source}, {}, {}, {}] if message.offer and self.source else [{}] * 4
         assert isinstance(message, Update)
         assert message.source == self.source
@@ -60,12 +61,12 @@ class FakeWorld:
         yield
         assert isinstance(message, Command)
         self.told.append(f"{message.what} {cell}")
-        return {"sent": {"receivers": 2, "bytes": 10, "seconds": 0.25}}
+        return {"sent": {"receivers": 2, "bytes": 10, "seconds": 0.25, "meet": 0.125}}
 
 
 def test_no_route_is_open_while_engines_load_and_late_cells_open_first() -> None:
     world = FakeWorld()
-    phases = published(world, direct=False)
+    phases = published(world, "")
     routes = ["route 2.0", "route 2.1", "route 3.0", "route 3.1"]
     assert world.told == ["Export", "close 2", "close 3", "Update", *routes, "open 3", "open 2"]
     assert set(phases) == {"write", "close", "load", "verify", "reopen"}
@@ -75,29 +76,48 @@ def test_no_route_is_open_while_engines_load_and_late_cells_open_first() -> None
 def test_the_offer_ends_when_calls_go_on_and_those_who_fell_back_are_told(caplog: pytest.LogCaptureFixture) -> None:
     world = FakeWorld()
     world.source = "node:1/secret"
-    phases = published(world, direct=True)
+    phases = published(world, "direct")
     assert world.told[-3:] == ["open 3", "open 2", "withdraw 0"]
     assert list(phases) == ["write", "close", "load", "receive", "verify", "reopen", "send"]
     assert phases["send"] == 0.25
     assert [record.getMessage() for record in caplog.records] == ["version 7: 2 engines loaded it from files, 2 received it"]
 
 
+def test_in_a_broadcast_the_meeting_is_timed_as_well() -> None:
+    world = FakeWorld()
+    world.source = "broadcast:node:1/secret"
+    phases = published(world, "broadcast")
+    assert list(phases) == ["write", "close", "load", "receive", "verify", "reopen", "send", "meet"]
+    assert phases["meet"] == 0.125
+
+
 def test_a_core_that_can_not_offer_publishes_by_files() -> None:
     world = FakeWorld()
-    assert "receive" not in published(world, direct=True)
+    assert "receive" not in published(world, "direct")
     assert world.told[-1] == "open 2"
 
 
-@pytest.mark.parametrize(("wanted", "engine", "direct"), [("auto", "vllm", False), ("files", "torch", False), ("direct", "vllm", True)])
-def test_the_path_is_the_one_wanted_and_has_a_reason(wanted: str, engine: str, direct: bool) -> None:
-    found, why = path_of(wanted, engine)
-    assert found == direct
+@pytest.mark.parametrize(
+    ("wanted", "engine", "transfers", "offer"),
+    [
+        ("auto", "vllm", False, ""),
+        ("auto", "vllm", True, "broadcast"),
+        ("auto", "torch", True, ""),
+        ("files", "torch", False, ""),
+        ("files", "vllm", True, ""),
+        ("direct", "vllm", True, "direct"),
+        ("broadcast", "torch", False, "broadcast"),
+    ],
+)
+def test_the_path_is_the_one_wanted_and_has_a_reason(wanted: str, engine: str, transfers: bool, offer: str) -> None:
+    found, why = path_of(wanted, engine, transfers)
+    assert found == offer
     assert wanted in why
 
 
-def published(world: FakeWorld, *, direct: bool) -> dict[str, float]:
+def published(world: FakeWorld, offer: str) -> dict[str, float]:
     """The phases of a publication into cells 2 and 3."""
-    steps = publish(cast(Asking, world), cast(ControlClient, world), DeadlinesSection(), 7, Path("version-7"), (2, 3), direct)
+    steps = publish(cast(Asking, world), cast(ControlClient, world), DeadlinesSection(), 7, Path("version-7"), (2, 3), offer, 4)
     while True:
         try:
             next(steps)
