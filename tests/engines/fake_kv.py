@@ -60,6 +60,7 @@ class FakeEngine:
     pins: dict[int, Pin] = field(default_factory=dict)
     cache: dict[tuple[int, ...], bool] = field(default_factory=dict)
     """Prefix -> whether its KV is right."""
+    sampled: int = 0
     computed: int = 0
     cached: int = 0
     pulled: int = 0
@@ -90,6 +91,7 @@ class FakeEngine:
                     raise EngineFault(f"{self.name} broke")
                 token = next_token(tokens, self.version) if right else WRONG
                 tokens.append(token)
+                self.sampled += 1
                 self._cache(tokens, right)
                 yield TokenChunk([token], [-1.0], [self.version], "length" if i + 1 == request.sampling.max_tokens else None)
         finally:

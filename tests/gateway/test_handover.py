@@ -31,6 +31,14 @@ def routed(count: int, capacity: int = 8, **changes: Any) -> tuple[Router, list[
     return router, engines
 
 
+async def begun(engines: list[FakeEngine]) -> None:
+    """A call is in one of them, and has some tokens more than when it was asked."""
+    before = sum(engine.sampled for engine in engines)
+    async with asyncio.timeout(30):
+        while not any(engine.live for engine in engines) or sum(engine.sampled for engine in engines) < before + 3:
+            await asyncio.sleep(0.001)
+
+
 async def turn(router: Router, execution: int, prompt: list[int], n: int) -> list[int]:
     request = GenerateRequest(f"{execution}.{len(prompt)}", prompt, Sampling(n, 0.0))
     return [token async for chunk in router.generate(request, execution) for token in chunk.tokens.tolist()]
@@ -46,7 +54,7 @@ async def test_a_close_in_mid_call_and_one_between_turns_recompute_at_most_a_blo
     router, engines = routed(2)
     prompt = list(range(41))
     task = asyncio.create_task(turn(router, 5, prompt, 40))
-    await asyncio.sleep(0.03)
+    await begun(engines)
     here = home_of(router, 5)
     answer = await router.close(here, 5.0)
     assert answer["moved"] == 1
@@ -74,7 +82,9 @@ async def test_a_close_that_is_repeated_meanwhile_waits_for_the_first() -> None:
     here = home_of(router, 1)
     engines[1 - here].pull_delay = 0.1
     first = asyncio.create_task(router.close(here, 5.0))
-    await asyncio.sleep(0.03)
+    async with asyncio.timeout(30):
+        while not engines[1 - here].live:
+            await asyncio.sleep(0.001)
     again = await router.close(here, 5.0)
     assert again["handover"]["conversations"] == 1
     assert (await first)["handover"]["conversations"] == 1
@@ -85,7 +95,7 @@ async def test_for_a_publication_nothing_moves() -> None:
     router, engines = routed(2)
     await turn(router, 1, [1] * 20, 3)
     task = asyncio.create_task(turn(router, 1, [2] * 20, 30))
-    await asyncio.sleep(0.02)
+    await begun(engines)
     answer = await router.close(home_of(router, 1), 5.0, hand_over=False)
     assert "handover" not in answer
     assert await task == undisturbed([2] * 20, 30)
@@ -99,7 +109,7 @@ async def test_where_no_room_is_calls_are_held_and_conversations_left() -> None:
     router, engines = routed(1)
     await turn(router, 1, [1] * 20, 3)
     task = asyncio.create_task(turn(router, 2, [2] * 20, 30))
-    await asyncio.sleep(0.02)
+    await begun(engines)
     answer = await router.close(0, 5.0)
     assert (answer["moved"], answer["held"]) == (0, 1)
     assert answer["handover"]["conversations"] == 0
@@ -122,7 +132,7 @@ async def test_a_hand_over_that_stands_still_is_given_up_within_the_deadline() -
 async def test_a_destination_that_dies_in_a_pull_holds_nobody_up_and_the_call_waits() -> None:
     router, engines = routed(2, patience=60.0)
     task = asyncio.create_task(turn(router, 1, [1] * 20, 30))
-    await asyncio.sleep(0.02)
+    await begun(engines)
     here = home_of(router, 1)
     source, destination = engines[here], engines[1 - here]
     destination.pull_delay = 0.1
@@ -143,11 +153,13 @@ async def test_a_destination_that_dies_in_a_pull_holds_nobody_up_and_the_call_wa
 async def test_a_route_that_is_taken_away_while_it_hands_over_fails_no_call() -> None:
     router, engines = routed(2)
     task = asyncio.create_task(turn(router, 1, [1] * 20, 30))
-    await asyncio.sleep(0.02)
+    await begun(engines)
     here = home_of(router, 1)
     engines[1 - here].pull_delay = 0.1
     closing = asyncio.create_task(router.close(here, 5.0))
-    await asyncio.sleep(0.03)
+    async with asyncio.timeout(30):
+        while not engines[1 - here].live:
+            await asyncio.sleep(0.001)
     router.set_route(here, None)
     assert await task == undisturbed([1] * 20, 30)
     assert (await closing)["moved"] == 1

@@ -13,7 +13,7 @@ from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.gateway.leaving import added
 from gyre_hpc.gateway.router import Router
 from tests.engines.fake_kv import undisturbed
-from tests.gateway.test_handover import home_of, routed, turn
+from tests.gateway.test_handover import begun, home_of, routed, turn
 
 AT_GATEWAY = [phase.value for phase in ORDER[Role.TRAINING]][:5]
 
@@ -28,7 +28,7 @@ async def test_each_phase_does_its_part_and_no_more() -> None:
     await turn(router, 1, [3] * 20, 3)  # waits for a tool, at the last cell
     here = home_of(router, 1)
     task = asyncio.create_task(turn(router, 1, [1] * 20, 60))
-    await asyncio.sleep(0.02)
+    await begun(engines)
     assert await router.phase(here, "unroute", 1.0) == {"executions": 1}
     assert cells(router)[here]["in_flight"] == 1, "what is in flight goes on there"
     assert home_of(router, 1) == here
@@ -50,7 +50,7 @@ async def test_each_phase_does_its_part_and_no_more() -> None:
 async def test_taken_back_after_any_phase_nothing_has_happened(upto: int) -> None:
     router, engines = routed(2, capacity=2)
     task = asyncio.create_task(turn(router, 1, [1] * 20, 50))
-    await asyncio.sleep(0.02)
+    await begun(engines)
     here = home_of(router, 1)
     for phase in AT_GATEWAY[:upto]:
         await router.phase(here, phase, 5.0)
@@ -111,7 +111,7 @@ async def test_what_is_held_goes_on_when_another_way_out_begins_or_the_engine_is
     router, engines = routed(2)
     await turn(router, 2, [3] * 20, 3)
     task = asyncio.create_task(turn(router, 1, [1] * 20, 50))
-    await asyncio.sleep(0.02)
+    await begun(engines)
     here = home_of(router, 1)
     for phase in AT_GATEWAY[:3]:
         await router.phase(here, phase, 5.0)

@@ -42,8 +42,9 @@ async def test_close_says_so_when_an_engine_does_not_let_go() -> None:
         await router.close(0, 0.05)
     engine.slow_cancel = 0.0
     engine.tick.set()
-    await asyncio.sleep(0.4)
-    assert (router.counts()["in_flight"], router.counts()["held"]) == (0, 1)
+    async with asyncio.timeout(30):
+        while (router.counts()["in_flight"], router.counts()["held"]) != (0, 1):
+            await asyncio.sleep(0.01)
     router.open(0)
     assert (await task)[0] == [0, 1, 2, 3, 4]
 
@@ -72,7 +73,7 @@ async def test_a_cell_of_two_engines_opens_and_closes_as_one() -> None:
     for engine in engines:
         engine.tick.clear()
     tasks = [asyncio.create_task(collect(router, call(str(i)), i)) for i in range(4)]
-    await asyncio.sleep(0.02)
+    await settle()
     assert [len(engine.live) for engine in engines] == [0, 2, 2], "the emptier of a cell's engines takes what comes"
     assert router.counts()["cells"][1] == {  # type: ignore[index]
         "open": True,

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import random
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import yaml
 from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.endpoint import Endpoint, endpoint
 from tests.gateway.test_standalone import gateway
+from tests.ports import free_port
 from trees.records import Fate
 from trees.store import StoreReader
 from trees.tree import Tree
@@ -83,9 +83,7 @@ async def test_nothing_that_was_answered_is_lost_and_no_history_forks(
     tmp_path: Path, model: Path, renderer: TurnRenderer, server: Endpoint
 ) -> None:
     rng = random.Random(SEED)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path / "record.yaml"
     tree: dict[str, Any] = {"run": {"dir": str(tmp_path / "run")}, "model": {"path": str(model), "window": 100_000}}
     tree |= {"gateway": {"port": port, "seal_every": 1}, "upstream": {"urls": [server.url]}}

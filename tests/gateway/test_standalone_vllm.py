@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -23,6 +22,7 @@ from gyre_hpc.errors import ConfigError
 from tests.engines.models import plain_logprobs, save_random, small_config
 from tests.gateway.fakes import tiny_model
 from tests.gateway.test_standalone import GO, gateway
+from tests.ports import free_port
 from trees.store import StoreReader
 
 WINDOW = 900
@@ -40,9 +40,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def server(weights: Path, tmp_path: Path) -> AsyncIterator[str]:
     """`vllm serve` with its defaults, but for what a CPU needs; weight versions by its development routes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={weights}", f"--port={port}", "--host=127.0.0.1"]
     argv += [f"--max-model-len={WINDOW}", "--dtype=float32", "--enforce-eager", "--max-num-seqs=8", "--enable-scale-out"]
     environment = {

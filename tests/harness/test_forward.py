@@ -21,15 +21,11 @@ import pytest
 
 from gyre_hpc import harness
 from gyre_hpc.harness.forward import Connection
+from tests.ports import free_port
 
 PROGRAM = Path(harness.__file__).parent / "forward.py"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 async def forwarded(folder: Path, port: int, script: str, files: dict[str, str] | None = None) -> asyncio.subprocess.Process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,23 +20,19 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from gyre_hpc import canary
-from gyre_hpc.checkpoint import CoreState, RunState, latest, read_core, save
+from gyre_hpc.checkpoint import CoreState, RunState, latest, read_core
+from gyre_hpc.checkpoint_writer import save
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.actor import Core, Satellite, published
 from gyre_hpc.training.loss import Sums
+from tests.ports import free_port
 from tests.training.conftest import TRAINING, make_rows
 
 EXECUTIONS = 8
 ROWS = make_rows(EXECUTIONS, 11)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
