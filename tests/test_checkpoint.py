@@ -15,22 +15,8 @@ import h5py
 import numpy as np
 import pytest
 
-from gyre_hpc.checkpoint import (
-    MARKER,
-    CoreState,
-    Identity,
-    RunState,
-    begin,
-    commit,
-    core_name,
-    latest,
-    model_fingerprint,
-    read_core,
-    read_state,
-    save,
-    write_core,
-    write_state,
-)
+from gyre_hpc.checkpoint import MARKER, CoreState, Identity, RunState, core_name, latest, model_fingerprint, read_core, read_state
+from gyre_hpc.checkpoint_writer import begin, commit, save, write_core, write_state
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.paths import RunPaths
 
@@ -191,12 +177,12 @@ import resource, signal, sys
 from pathlib import Path
 from gyre_hpc.paths import RunPaths
 from tests.test_checkpoint import core_state, run_state
-from gyre_hpc import checkpoint
+from gyre_hpc import checkpoint_writer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
-    checkpoint.save(RunPaths(Path(sys.argv[1])), [core_state(version=2, size=300000)], run_state(2), 1)
-except checkpoint.Resumable as error:
+    checkpoint_writer.save(RunPaths(Path(sys.argv[1])), [core_state(version=2, size=300000)], run_state(2), 1)
+except checkpoint_writer.Resumable as error:
     print(error.line)
 """
 
@@ -220,9 +206,9 @@ import sys
 from pathlib import Path
 from gyre_hpc.paths import RunPaths
 from tests.test_checkpoint import core_state, run_state
-from gyre_hpc import checkpoint
+from gyre_hpc import checkpoint_writer
 for step in range(int(sys.argv[2]), 10**6):
-    checkpoint.save(RunPaths(Path(sys.argv[1])), [core_state(version=step, size=50000)], run_state(step), 2)
+    checkpoint_writer.save(RunPaths(Path(sys.argv[1])), [core_state(version=step, size=50000)], run_state(step), 2)
     print(step, flush=True)
 """
 

@@ -26,7 +26,8 @@ import typer.main
 import yaml
 
 from gyre_hpc import configfile
-from gyre_hpc.checkpoint import CoreState, RunState, save
+from gyre_hpc.checkpoint import CoreState, RunState
+from gyre_hpc.checkpoint_writer import save
 from gyre_hpc.cli import app, main
 from gyre_hpc.config import Config, valid_keys
 from gyre_hpc.configfile import check, dump

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cells.waiting import wait
-from gyre_hpc.checkpoint import RunState, abandon, begin, commit, write_core, write_state
+from gyre_hpc.checkpoint import RunState
+from gyre_hpc.checkpoint_writer import abandon, begin, commit, write_core, write_state
 from gyre_hpc.errors import GyreError
 from gyre_hpc.paths import RunPaths
 

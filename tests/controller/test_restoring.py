@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cells.communicators import Communicators, Layout
-from gyre_hpc.checkpoint import Checkpoint, Part, core_name, damage, latest, model_fingerprint, save
+from gyre_hpc.checkpoint import Checkpoint, Part, core_name, damage, latest, model_fingerprint
+from gyre_hpc.checkpoint_writer import save
 from gyre_hpc.configfile import check
 from gyre_hpc.controller.restoring import Progress, agree, meet, patience
 from gyre_hpc.errors import ConfigError, GyreError, Resumable

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gyre_hpc.checkpoint import RunState, begin, commit, latest, read_core, write_core, write_state
+from gyre_hpc.checkpoint import RunState, latest, read_core
+from gyre_hpc.checkpoint_writer import begin, commit, write_core, write_state
 from gyre_hpc.configfile import check
 from gyre_hpc.durable import beside
 from gyre_hpc.paths import RunPaths
