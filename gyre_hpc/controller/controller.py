@@ -29,7 +29,6 @@ from cells.events import (
     Feed,
     Finish,
     GroupComplete,
-    GroupDispatched,
     Mode,
     Publish,
     Published,
@@ -45,10 +44,10 @@ from gyre_hpc.checkpoint import Checkpoint, read_state
 from gyre_hpc.config import Config
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.changes import Changes
+from gyre_hpc.controller.dispatching import Dispatching
 from gyre_hpc.controller.engines import Engines
 from gyre_hpc.controller.feeding import Feeding
 from gyre_hpc.controller.groups import Groups
-from gyre_hpc.controller.live import Counts, LiveFile
 from gyre_hpc.controller.messages import Close, Start, Stop
 from gyre_hpc.controller.plan import Planner
 from gyre_hpc.controller.publication import hold_calls, open_routes, path_of, publish
@@ -56,6 +55,7 @@ from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.resuming import branch_off, reconcile
 from gyre_hpc.controller.revival import Revival
 from gyre_hpc.controller.schedule import schedule_of
+from gyre_hpc.controller.showing import Showing
 from gyre_hpc.controller.stepend import closing, trained
 from gyre_hpc.controller.stepwork import Counter, StepWork
 from gyre_hpc.controller.stopping import Saves, save_at_stop
@@ -93,13 +93,13 @@ class Controller:
         counter: Counter,
     ) -> None:
         self.config, self.paths, self.attempt, self.base_model = config, paths, attempt, base_model
-        self.channel, self.client, self.tasks = channel, client, tasks
+        self.channel, self.client = channel, client
         self.saved = read_state(checkpoint) if checkpoint else None
         self._start_patience = patience(config, checkpoint)
         self.policy = make_policy(schedule_of(config), self.saved.policy["schedule"] if self.saved else None)
         self.events = EventLog(paths.events)
-        self.live = LiveFile(paths.live)
         self.groups = Groups()
+        self._dispatching = Dispatching(self.groups, tasks, client, self.events, config.schedule.group_size)
         training = config.training
         planner = Planner(StoreReader(paths.trees), training.jmax, config.run.seed, training.tokens_per_microstep)
         self._feeding = Feeding(planner, StepWork(counter), channel, config.schedule.shuffle)
@@ -116,7 +116,6 @@ class Controller:
         self._weights = base_model
         self._step_started = time.monotonic()
         self._progress_at = time.monotonic()
-        self._recent: deque[float] = deque(maxlen=config.schedule.groups_per_step * config.schedule.group_size)
         self._changes = Changes(client)
         self._changes_after = 0
         self._finished = False
@@ -124,7 +123,7 @@ class Controller:
         self.asking = Asking(channel, lines)
         self.transfers = Transfers(self.asking, client, self.events, config.deadlines)
         self.revival = Revival(self.asking, client, self.events, config.deadlines, attempt)
-        self.counts = Counts(client.status, self.asking.http)
+        self._showing = Showing(config, attempt, paths.live, client.status, self.asking.http)
         self._stop_file = StopFile(paths.runtime(attempt))
         self._saves = Saves(self.saved.step if self.saved else 0, read_events(paths.events))
         self._told: dict[str, Any] = {}
@@ -146,7 +145,7 @@ class Controller:
                 self._stopping = True
                 break
             busy |= self._carry_out()
-            self._show()
+            self._showing.show(self.policy, len(self._standalone), self._activity_name)
             self._check_idle()
             if not busy:
                 time.sleep(_POLL if self._activity is None else _SOON)
@@ -158,7 +157,7 @@ class Controller:
             self._drain(save_at_stop(self.asking, self.events, self._saves, self.policy.step, self._told, state, self._stop_file.left()))
         reason = "stopped" if self._stopping else "done"
         self._drain(self.asking.agree(Stop(reason), "stop", self.config.deadlines.step))
-        self._show(force=True)
+        self._showing.last(self.policy, len(self._standalone), self._activity_name)
         self.channel.close()
         for drain, name in ((self.channel.drain, "the end of the channel"), (self.asking.lines.drain, "the end of the lines")):
             wait(drain, name, self.config.deadlines.step, logger.warning)
@@ -183,7 +182,7 @@ class Controller:
             next(self._activity)
             return False
         except StopIteration as stop:
-            self._activity = None
+            self._activity, self._activity_name = None, ""
             self._progress_at = time.monotonic()
             for event in stop.value:
                 self._decisions.extend(self.policy.on(event))
@@ -201,11 +200,12 @@ class Controller:
             busy = True
             match decision:
                 case Dispatch():
-                    self._dispatch(decision)
+                    for group in self._dispatching.dispatch(decision, self.policy.burst):
+                        self._decisions.extend(self.policy.on(group))
                 case Feed():
                     self._feeding.feed([decision.group, *self._fed_with_it()], self.groups, self.policy.step + 1)
                 case Drop():
-                    self._drop(decision.group)
+                    self._dispatching.drop(decision.group, self.policy.step)
                 case Transfer():
                     self._begin(self._transfer(decision), f"transfer of cell {decision.cell} to {decision.to.value}")
                 case CloseStep():
@@ -227,11 +227,11 @@ class Controller:
             busy = True
             self._progress_at = time.monotonic()
             if change["kind"] == "ended" and change["valid"]:
-                self._recent.append(change["score"])
+                self._showing.scored(change["score"])
             for event in self.groups.on_change(change):
                 self._decisions.extend(self.policy.on(event))
                 if isinstance(event, GroupComplete) and not event.valid:
-                    self._release(event.group)  # the policy skips it
+                    self._dispatching.release(event.group)  # the policy skips it
         return busy
 
     def _take_claims(self) -> None:
@@ -315,7 +315,7 @@ class Controller:
         self._decisions.extend(self.policy.resume(frontier))
         for group in frontier:
             if group.valid == 0 or group.group in schedule["consumed"]:
-                self._release(group.group)
+                self._dispatching.release(group.group)
         self._step_started = self._progress_at = time.monotonic()
 
     def _transfer(self, decision: Transfer) -> Activity:
@@ -351,24 +351,12 @@ class Controller:
         self.events.emit("step.end", **fields)
         logger.info("step %d: score %.3f, loss %.4f, %.1f s", step, fields["score_mean"], fields["loss"], seconds)
         for group, _ in plans:
-            self._release(group)
+            self._dispatching.release(group)
         return [StepDone(step)]
 
     def _state(self, snapshot: dict[str, Any]) -> dict[str, Any]:
         """What a checkpoint holds of this process."""
         return {"schedule": snapshot, "branches": self.branches.saved()}
-
-    def _release(self, group: int) -> None:
-        """What a trained group no longer needs on disk: its generated task."""
-        self.tasks.release(self.groups[group].task)
-        self.groups.forget(group)
-
-    def _drop(self, group: int) -> None:
-        """A complete group that no step may take any more."""
-        state = self.groups[group]
-        logger.warning("group %d is not trained on: it is older than schedule.staleness_bound allows", group)
-        self.events.emit("group.dropped", group=group, version=state.version, counts_as=state.counts_as, step=self.policy.step)
-        self._release(group)
 
     def _publish(self, version: int) -> Activity:
         began = time.monotonic()
@@ -395,18 +383,6 @@ class Controller:
 
     # -- at once ------------------------------------------------------------------------------------------------------------------
 
-    def _dispatch(self, decision: Dispatch) -> None:
-        size = self.config.schedule.group_size
-        new = []
-        for _ in range(decision.groups):
-            group = self.groups.next_group
-            task = self.tasks.task(group)
-            self.groups.dispatched(group, str(task.path), size, decision.version)
-            new.append({"group": group, "task": str(task.path), "size": size, "version": decision.version, "burst": self.policy.burst})
-        self.client.dispatch(new)
-        for entry in new:
-            self._decisions.extend(self.policy.on(GroupDispatched(int(entry["group"]), decision.version, size)))  # type: ignore[call-overload]
-
     def _fed_with_it(self) -> list[int]:
         """With `schedule.shuffle` the groups that the policy feeds at the same time: the step's, for they were all complete before."""
         groups = []
@@ -414,29 +390,3 @@ class Controller:
             self._decisions.popleft()
             groups.append(following.group)
         return groups
-
-    def _show(self, force: bool = False) -> None:
-        if not (force or self.live.due()):
-            return
-        if not force:
-            self.counts.refresh()
-        status = self.counts.newest
-        error = self.live.write(
-            {
-                "attempt": self.attempt,
-                "step": self.policy.step,
-                "steps": self.config.run.steps,
-                "version": self.policy.published,
-                "burst": self.policy.burst,
-                "roles": [state.value for state in self.policy.roles.states],
-                "standalone": len(self._standalone),
-                "activity": self._activity_name if self._activity is not None else "",
-                "waterlevel": self.policy.waterlevel,
-                "score_recent": round(sum(self._recent) / len(self._recent), 4) if self._recent else None,
-                "tokens_per_second": status.get("tokens_per_second", 0.0),
-                "executions": {name: status.get(name, 0) for name in ("queued", "live", "finished", "lost")},
-                "calls": {name: status.get(name, 0) for name in ("in_flight", "held")},
-            }
-        )
-        if error is not None:
-            logger.warning("live.json: %s", error)
