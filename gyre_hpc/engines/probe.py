@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from gyre_hpc.engines.names import connector
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused, Sampling
 from gyre_hpc.engines.upstream import AS_IDS, AS_NAMES, OPENAI, VLLM, UpstreamClient, Wire, request_body, root_of
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
@@ -44,12 +45,19 @@ class Wanted:
 
 async def examine(url: str, wire: Wire, wanted: Wanted) -> Wire:
     """The way to speak to this server, completed. GyreError: why it can't be used; Resumable: it doesn't answer."""
-    timeout = aiohttp.ClientTimeout(total=max(30.0, wanted.deadline), sock_connect=10.0)
-    async with aiohttp.ClientSession(timeout=timeout, headers=wire.headers) as session:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+    async with aiohttp.ClientSession(connector=connector(force_close=True), timeout=timeout, headers=wire.headers) as session:
         wire = replace(wire, model=_model(url, wire, wanted, await _models(session, url, wanted.deadline)))
-        wire = await _speaking(url, wire, wanted)
-        if wanted.temperature not in (0.0, 1.0):
-            await _check_temperature(session, url, wire, wanted)
+        try:
+            async with asyncio.timeout(wanted.deadline):
+                wire = await _speaking(session, url, wire, wanted)
+                if wanted.temperature not in (0.0, 1.0):
+                    await _check_temperature(session, url, wire, wanted)
+        except TimeoutError:
+            remedy = "see its log: it may hang, or have much else to do (deadlines.start); the same command goes on"
+            raise Resumable(f"{url} gave no few tokens within {wanted.deadline:g} s", remedy) from None
+        except aiohttp.ClientError as error:
+            raise Resumable(f"{url} broke off: {type(error).__name__} {error}".strip(), "see its log; the same command goes on") from None
     return wire
 
 
@@ -58,7 +66,8 @@ async def _models(session: aiohttp.ClientSession, url: str, deadline: float) -> 
     until, told, why = time.monotonic() + deadline, False, ""
     while True:
         try:
-            async with session.get(f"{root_of(url)}/v1/models") as answer:
+            limit = aiohttp.ClientTimeout(total=max(0.1, until - time.monotonic()), sock_connect=10.0)
+            async with session.get(f"{root_of(url)}/v1/models", timeout=limit) as answer:
                 if answer.status in (401, 403):
                     raise ConfigError(f"{url} answered {answer.status}", "set upstream.key_variable to the variable that holds its API key")
                 if answer.status == 200:
@@ -90,7 +99,7 @@ def _model(url: str, wire: Wire, wanted: Wanted, models: list[dict[str, Any]]) -
     return str(entry["id"])
 
 
-async def _speaking(url: str, wire: Wire, wanted: Wanted) -> Wire:
+async def _speaking(session: aiohttp.ClientSession, url: str, wire: Wire, wanted: Wanted) -> Wire:
     """With the way in which the server gives ids; a few tokens are asked for in each."""
     faults = []
     for ids in (AS_NAMES, AS_IDS) if wire.kind == OPENAI else (wire.ids,):
@@ -105,7 +114,7 @@ async def _speaking(url: str, wire: Wire, wanted: Wanted) -> Wire:
         if not tokens or max(tokens) >= 1 << 31:
             faults.append(f"ids {tokens}")
             continue
-        await _check_tokenizer(url, tried, wanted)
+        await _check_tokenizer(session, url, tried, wanted)
         return tried
     remedy = {
         OPENAI: "it must take token ids and give ids and log-probs: vLLM from 0.10.2, or SGLang with return_token_ids",
@@ -126,12 +135,12 @@ async def _few(url: str, wire: Wire, wanted: Wanted) -> list[int]:
     return tokens
 
 
-async def _check_tokenizer(url: str, wire: Wire, wanted: Wanted) -> None:
+async def _check_tokenizer(session: aiohttp.ClientSession, url: str, wire: Wire, wanted: Wanted) -> None:
     """Its text of some ids is ours; where it echoes the prompt's ids, they are those that were sent."""
     if wire.kind == VLLM:
         return  # it has no text
     body = {**orjson.loads(request_body(_greedy(wanted, TOKENS), wanted.window, replace(wire, ids=AS_IDS))), "stream": False}
-    async with aiohttp.ClientSession(headers=wire.headers) as session, session.post(f"{root_of(url)}/v1/completions", json=body) as answer:
+    async with session.post(f"{root_of(url)}/v1/completions", json=body) as answer:
         choice = (await answer.json(content_type=None))["choices"][0] if answer.status == 200 else {}
     echoed, ids, text = choice.get("prompt_token_ids"), choice.get("token_ids"), choice.get("text")
     if echoed and list(echoed) != list(wanted.prompt):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import aiohttp
 import numpy as np
 
+from gyre_hpc.engines.names import connector
 from gyre_hpc.engines.protocol import EngineFault, EngineUnreachable, Ids, Logprobs, TokenChunk, merged
 
 LONGEST_LINE = 1 << 26
@@ -25,7 +26,7 @@ _BUFFER = 1 << 20
 def session(keepalive: float, silence: float | None = None, headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
     """Connections to one engine. `keepalive`: seconds that an idle one is kept; `silence`: seconds without a byte that end a call."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive),
+        connector=connector(limit=0, keepalive_timeout=keepalive),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,

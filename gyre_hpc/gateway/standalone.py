@@ -29,6 +29,7 @@ from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.driver.disk import check_running, check_start
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.driver.runlock import RENEW, RunLock
+from gyre_hpc.engines.names import connector
 from gyre_hpc.engines.probe import Wanted, examine
 from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.engines.upstream import UpstreamClient, Wire, root_of
@@ -189,7 +190,7 @@ class Standalone(Gateway):
         where, failing = root_of(url) + upstream.version_path, False
         key = api_key(upstream.key_variable)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10.0), headers=headers) as session:
+        async with aiohttp.ClientSession(connector=connector(), timeout=aiohttp.ClientTimeout(total=10.0), headers=headers) as session:
             while True:
                 try:
                     async with session.get(where) as answer:

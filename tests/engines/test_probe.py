@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from gyre_hpc.engines.probe import Wanted, examine
 from gyre_hpc.engines.upstream import AS_IDS, AS_NAMES, OPENAI, VLLM, Wire
@@ -91,3 +93,37 @@ async def test_another_model_and_another_kind_of_server(server: Endpoint, wanted
 async def test_a_server_that_does_not_answer_is_waited_for(wanted: Wanted, tmp_path: Path) -> None:
     with pytest.raises(Resumable, match=r"http://127.0.0.1:9/v1 did not answer within 0.3 s: .*; start the inference server first"):
         await examine("http://127.0.0.1:9/v1", WIRE, replace(wanted, deadline=0.3))
+
+
+@pytest.mark.parametrize(
+    ("lists", "line"),
+    [
+        (False, r"did not answer within 0\.3 s: .*; start the inference server first"),
+        (True, r"gave no few tokens within 0\.3 s; see its log"),
+    ],
+)
+async def test_a_server_that_accepts_and_says_nothing_is_given_up(wanted: Wanted, lists: bool, line: str) -> None:
+    """It does not even list its models, or that alone."""
+    silent = asyncio.Event()
+
+    async def models(_: web.Request) -> web.Response:
+        if not lists:
+            await silent.wait()
+        return web.json_response({"data": [{"id": "m", "max_model_len": 100_000}]})
+
+    async def nothing(_: web.Request) -> web.Response:
+        await silent.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/completions", nothing)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        with pytest.raises(Resumable, match=line):
+            await examine(f"http://127.0.0.1:{runner.addresses[0][1]}", WIRE, replace(wanted, deadline=0.3))
+    finally:
+        silent.set()
+        await runner.cleanup()
