@@ -44,6 +44,7 @@ from cells.events import (
 )
 from cells.policies import make_policy
 from cells.policy import Phase, Policy
+from cells.schedule import ScheduleStuck
 from gyre_hpc.errors import GyreError
 from gyre_hpc.simulation.fleet import Execution, Fleet
 from gyre_hpc.simulation.outcome import Outcome, Recorder
@@ -72,7 +73,10 @@ class Group:
 
 def simulate(scenario: Scenario, seed: int = 0, record: bool = False) -> Outcome:
     """Run to the end. `record` keeps what every cell did, for a picture. Raises GyreError for a run that would never end."""
-    return Simulation(scenario, seed, record).run()
+    try:
+        return Simulation(scenario, seed, record).run()
+    except ScheduleStuck as stuck:
+        raise GyreError(f"the simulated run gets nowhere: {stuck}", "a workload with more groups that may be trained on") from None
 
 
 class Simulation:
@@ -172,6 +176,8 @@ class Simulation:
         self._tell(ExecutionFinished(number))
         if group.finished == group.size:
             group.complete = True
+            if self.scenario.workload.skipped(self.seed, number):
+                group.valid = 0
             self.recorder.query(group.longest)
             self._tell(GroupComplete(number, group.valid))
 

@@ -51,6 +51,7 @@ def plan(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[
         "facts": {
             "executions": facts.workload.executions,
             "mean_seconds": round(facts.workload.mean, 2),
+            "skipped_groups": round(len(facts.workload.void) / len(facts.workload.groups), 4),
             "groups_per_step": facts.groups_per_step,
             "group_size": facts.group_size,
             "slots_per_node": facts.slots_per_node,

@@ -52,15 +52,22 @@ class Workload(Protocol):
         """Seconds of work of each of the `size` executions of `group`."""
         ...
 
+    def skipped(self, seed: int, group: int) -> bool:
+        """Whether none of them may be trained on, however they end (their evaluators failed, say)."""
+        ...
+
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal work: `mean` seconds (before any limit), spread of the task's effect, spread inside a group (sigmas of the logarithm)."""
+    """Log-normal work: `mean` seconds (before any limit), spread of the task's effect, spread inside a group (sigmas of the logarithm).
+
+    `skips`: the share of groups without a valid execution."""
 
     mean: float
     task_spread: float
     group_spread: float
     limits: Limits = Limits()
+    skips: float = 0.0
     _blocks: dict[tuple[int, int, int], list[list[float]]] = field(default_factory=dict, repr=False, compare=False)
 
     def group(self, seed: int, group: int, size: int) -> Sequence[float]:
@@ -70,6 +77,9 @@ class LogNormal:
                 self._blocks.clear()
             self._blocks[key] = self._draw(*key)
         return self._blocks[key][group % _BLOCK]
+
+    def skipped(self, seed: int, group: int) -> bool:
+        return self.skips > 0 and float(np.random.default_rng((seed, group, 1)).random()) < self.skips
 
     def _draw(self, seed: int, block: int, size: int) -> list[list[float]]:
         chance = np.random.default_rng((seed, block))
@@ -84,13 +94,15 @@ class Recorded:
     """Groups that were recorded, drawn again at random as wholes, so that a task's effect stays; `groups` in seconds.
 
     `replay`: in the order in which they were dispatched instead, from the start again when they are used up. `spread`: sigma of log time
-    around the one duration of a group that was recorded once and is drawn as several (0: all of them take that long).
+    around the one duration of a group that was recorded once and is drawn as several (0: all of them take that long). `void`: places of the
+    groups that had no valid execution, and have none when they are drawn again.
     """
 
     groups: tuple[tuple[float, ...], ...]
     limits: Limits = Limits()
     replay: bool = False
     spread: float = 0.0
+    void: frozenset[int] = frozenset()
 
     def group(self, seed: int, group: int, size: int) -> Sequence[float]:
         if self.replay and len(self.groups[group % len(self.groups)]) == size:
@@ -103,6 +115,12 @@ class Recorded:
             factors = np.exp(self.spread * chance.standard_normal(size) - self.spread**2 / 2)
             return [float(found[0] * factor) for factor in factors]
         return [found[int(i)] for i in chance.integers(len(found), size=size)]
+
+    def skipped(self, seed: int, group: int) -> bool:
+        if not self.void:
+            return False
+        place = group % len(self.groups) if self.replay else int(np.random.default_rng((seed, group)).integers(len(self.groups)))
+        return place in self.void
 
     @property
     def executions(self) -> int:
@@ -117,9 +135,11 @@ def read_recorded(path: Path) -> Recorded:
     """Durations out of JSON lines: a run's events.jsonl, lines {"group", "seconds"} of anybody's, or recorded sessions
     (gyre_hpc/simulation/sessions.py); `.gz` is unpacked. Raises GyreError.
 
-    Of an event log the lines of kind `execution.end` count; executions that never ran (0 s) are left out.
+    Of an event log the lines of kind `execution.end` count; executions that never ran (0 s) are left out. One with `valid` false may not be
+    trained on.
     """
     groups: dict[Any, list[float]] = {}
+    valid: set[Any] = set()
     spread = 0.0
     try:
         lines = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode().splitlines()
@@ -136,6 +156,8 @@ def read_recorded(path: Path) -> Recorded:
             if not 0 <= seconds < math.inf:
                 raise ValueError(seconds)
             spread = GROUP_SPREAD if session else spread
+            if entry.get("valid", True):
+                valid.add(group)
             if seconds > 0:
                 groups.setdefault(group, []).append(seconds)
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -145,4 +167,7 @@ def read_recorded(path: Path) -> Recorded:
     if not groups:
         raise GyreError(f"{path} tells of no execution that ended", "wait until the run has some, or give another file")
     order = sorted(groups) if all(isinstance(group, int) for group in groups) else list(groups)
-    return Recorded(tuple(tuple(groups[group]) for group in order), spread=spread)
+    if not valid & groups.keys():
+        raise GyreError(f"{path} tells of no execution that may be trained on", "see why they end (`reason`), or give another file")
+    void = frozenset(place for place, group in enumerate(order) if group not in valid)
+    return Recorded(tuple(tuple(groups[group]) for group in order), spread=spread, void=void)

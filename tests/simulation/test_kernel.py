@@ -77,6 +77,15 @@ def test_a_limit_ends_executions_and_the_overall_one_takes_them_out() -> None:
     assert simulate(never, seed=3).skipped > 0  # groups without a valid execution are replaced
 
 
+def test_groups_that_may_not_be_trained_on_are_replaced() -> None:
+    some = replace(small(), workload=Recorded(((100.0, 100.0), (100.0, 100.0)), replay=True, void=frozenset({1})))
+    found = simulate(some)  # of 0, 1 the second, of 3, 4 the first, and 5, which replaces it
+    assert found.skipped == 3
+    assert found.seconds == pytest.approx((200 + 10 + 50 + 2 + 1) + 5 + (300 + 10 + 50 + 2 + 1))
+    with pytest.raises(GyreError, match="the last 16 groups had no valid execution"):
+        simulate(replace(some, workload=replace(some.workload, void=frozenset({0, 1}))))
+
+
 def test_a_preempted_run_repeats_the_open_step_only() -> None:
     base = small()
     lost = simulate(replace(base, faults=Faults(preempt_every=200.0, restart=1000.0)))
@@ -113,9 +122,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         join_late=draw(st.booleans()),
     )
     limits = draw(st.sampled_from([Limits(), Limits(harness=150.0), Limits(overall=220.0)]))
+    skips = draw(st.sampled_from([0.0, 0.0, 0.2]))
     made = cut(
         schedule, cells * per_cell + standalone, cells, draw(st.sampled_from([1.0, 2.5])), draw(st.sampled_from([5.0, 80.0])),
-        LogNormal(100.0, 0.3, 0.4, limits), standalone, draw(st.sampled_from([0.0, 0.3])), replace(COSTS, hand_over=3.0),
+        LogNormal(100.0, 0.3, 0.4, limits, skips), standalone, draw(st.sampled_from([0.0, 0.3])), replace(COSTS, hand_over=3.0),
     )  # fmt: skip
     faults = draw(
         st.sampled_from(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +80,26 @@ def test_what_can_not_be_read_is_said(text: str, message: str, tmp_path: Path) -
 def test_the_first_limit_decides_whether_what_is_cut_counts() -> None:
     assert (Limits(harness=2, overall=3).first, Limits(harness=2, overall=3).valid) == (2, True)
     assert (Limits(overall=3).first, Limits(overall=3).valid) == (3, False)
+
+
+def test_groups_without_a_valid_execution_stay_without(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    lines = [{"group": g, "seconds": 10.0 * (1 + g), "valid": g != 1 or i != 0} for g in (0, 1) for i in (0, 1)]
+    lines += [{"group": 2, "seconds": 99.0, "valid": False}] * 2
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_recorded(file)
+    assert (found.void, len(found.groups)) == (frozenset({2}), 3)
+    for work in (found, replace(found, replay=True)):
+        drawn = [(work.skipped(3, group), work.group(3, group, 2)[0] == 99.0) for group in range(30)]
+        assert {skipped for skipped, _ in drawn} == {True, False}
+        assert all(skipped is void for skipped, void in drawn)
+    file.write_text(json.dumps(lines[-1]))
+    with pytest.raises(GyreError, match="no execution that may be trained on"):
+        read_recorded(file)
+
+
+def test_a_share_of_groups_is_skipped_whatever_is_drawn_of_them() -> None:
+    work = LogNormal(100.0, 0.2, 0.3, skips=0.2)
+    assert sum(work.skipped(1, group) for group in range(2000)) == pytest.approx(400, rel=0.2)
+    assert [work.skipped(7, g) for g in range(20)] == [replace(work, mean=5.0).skipped(7, g) for g in range(20)]
+    assert not any(LogNormal(100.0, 0.2, 0.3).skipped(1, group) for group in range(100))
