@@ -1,4 +1,4 @@
-"""Every path of a run directory in one class (contract: docs/architecture.md, "Run directory").
+"""Every path of a run directory in one class (contract: docs/file-formats.md).
 
 Invariant: no other module joins a run directory with a literal; a reader finds everything from the run directory alone.
 """

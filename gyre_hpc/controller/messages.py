@@ -1,15 +1,15 @@
 """What the controller announces to the cells, in epoch order: frozen messages and their plain-dict form.
 
-Ordering key: the epoch of the channel (cells/epochs.py). Every rank sees every message in the same order; a message whose
-`AGREE` is true is over when every leader has acknowledged it. `Command` alone is a question to one leader (cells/lines.py), beside the
-epochs. A micro-step names rows, it does not carry them: each cell repeats the seeded
-selection and reads the tokens from RUN/trees by itself.
+Ordering key: the epoch of the channel (cells/epochs.py). Every rank sees every message in the same order. `Work` and `Share` are told and
+done with; `Command` is a question to one leader (cells/lines.py), beside the epochs; every other message is over when every leader has
+acknowledged it. A micro-step names rows, it does not carry them: each cell repeats the seeded selection and reads the tokens from RUN/trees
+by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class RowRef:
 class Work:
     """Micro-steps `first`, `first + 1`, ... of the open step (numbered from 0); any training cell may claim each, once."""
 
-    AGREE: ClassVar[bool] = False
     first: int
     items: tuple[tuple[RowRef, ...], ...]
 
@@ -38,7 +37,6 @@ class Work:
 class Share:
     """From a cell's leader to its other ranks: micro-step `item` is claimed; each takes the rows of its slot."""
 
-    AGREE: ClassVar[bool] = False
     item: int
 
 
@@ -46,7 +44,6 @@ class Share:
 class Start:
     """First message of an attempt: the core restores the checkpoint of `step` (0: fresh) and reports the version it holds."""
 
-    AGREE: ClassVar[bool] = True
     step: int
 
 
@@ -54,7 +51,6 @@ class Start:
 class Prefix:
     """The first `cells` cells are in training from here on."""
 
-    AGREE: ClassVar[bool] = True
     cells: int
 
 
@@ -68,7 +64,6 @@ class Command:
     `sent`. revive: engines that died are started again. Answered by {engines} where they may have moved, or {failed: why}.
     """
 
-    AGREE: ClassVar[bool] = False
     what: str
     version: int
     weights: str
@@ -84,7 +79,6 @@ class Close:
     `refresh`: the burst goes on, so training satellites pull the new weights.
     """
 
-    AGREE: ClassVar[bool] = True
     step: int
     items: int
     prefix: int
@@ -99,7 +93,6 @@ class Close:
 class Save:
     """The core writes a checkpoint of step `step`, which is over, within `seconds`: the attempt is about to stop."""
 
-    AGREE: ClassVar[bool] = True
     step: int
     fields: dict[str, Any]
     state: dict[str, Any]
@@ -113,7 +106,6 @@ class Export:
     direct: to each engine that asks. broadcast: to `engines` engines at once. "": not at all.
     """
 
-    AGREE: ClassVar[bool] = True
     version: int
     weights: str
     offer: str = ""
@@ -124,7 +116,6 @@ class Export:
 class Update:
     """The engines of `cells` take these weights: from `source` if there is one, else, and where that fails, from files."""
 
-    AGREE: ClassVar[bool] = True
     version: int
     weights: str
     cells: tuple[int, ...]
@@ -135,7 +126,6 @@ class Update:
 class Stop:
     """The last message of an attempt."""
 
-    AGREE: ClassVar[bool] = True
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""The small interface behind which every inference engine stands (issue 2, "Engines").
+"""The small interface behind which every inference engine stands.
 
 Two sides. The *client* (in the gateway) asks for tokens; the *server handle* (in the cell's leader) owns the engine process.
 Invariants:
