@@ -80,6 +80,11 @@ class ControlClient:
         answer: dict[str, Any] = self._post(f"/control/routes/{cell}/close", body, deadline)
         return answer
 
+    def close_routes(self, cells: Sequence[int], deadline: float) -> dict[str, Any]:
+        """Of all these cells together, for new weights: nothing moves from one to the other. Returns {moved, held, seconds}."""
+        answer: dict[str, Any] = self._post("/control/routes/close", {"cells": list(cells), "deadline": deadline}, deadline)
+        return answer
+
     def phase(self, cell: int, phase: str, deadline: float, undo: bool = False) -> dict[str, Any]:
         """One phase of a cell's way out of rollout (gateway/leaving.py), or its undo. Raises PhaseFailed, whose undo is what follows."""
         answer: dict[str, Any] = self._post(f"/control/routes/{cell}/phase", {"phase": phase, "deadline": deadline, "undo": undo}, deadline)

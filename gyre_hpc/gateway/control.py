@@ -7,7 +7,7 @@ client that lost its connection does so).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from aiohttp import web
@@ -31,6 +31,7 @@ class Routes(Protocol):
     def set_route(self, cell: int, address: EngineAddress | None, engine: int = 0) -> None: ...
     def open(self, cell: int) -> None: ...
     async def close(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]: ...
+    async def close_together(self, cells: Sequence[int], deadline: float) -> dict[str, Any]: ...
     async def phase(self, cell: int, phase: str, deadline: float, undo: bool = False) -> dict[str, Any]: ...
     def forget(self, execution: int) -> None: ...
     def counts(self) -> dict[str, object]: ...
@@ -95,6 +96,11 @@ class _Close(Body):
     hand_over: bool = True
 
 
+class _CloseTogether(Body):
+    cells: list[int]
+    deadline: float = Field(gt=0.0)
+
+
 class _Phase(Body):
     phase: Literal["unroute", "reserve", "hold", "hand-over", "acknowledge"]
     deadline: float = Field(gt=0.0)
@@ -123,6 +129,7 @@ class ControlApi:
             ("/control/changes", self.changes),
             ("/control/ledger", self.frontier),
             ("/control/routes", self.set_route),
+            ("/control/routes/close", self.close_routes),
             ("/control/routes/{cell}/open", self.open_route),
             ("/control/routes/{cell}/close", self.close_route),
             ("/control/routes/{cell}/phase", self.phase),
@@ -234,6 +241,13 @@ class ControlApi:
         body = await read_body(request, _Close)
         try:
             return json_answer(await self._router.close(number(request, "cell"), body.deadline, body.hand_over))
+        except TimeoutError as error:
+            raise Refused(504, str(error)) from None
+
+    async def close_routes(self, request: web.Request) -> web.Response:
+        body = await read_body(request, _CloseTogether)
+        try:
+            return json_answer(await self._router.close_together(body.cells, body.deadline))
         except TimeoutError as error:
             raise Refused(504, str(error)) from None
 

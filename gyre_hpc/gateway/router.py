@@ -11,7 +11,7 @@ One event loop calls everything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from gyre_hpc.engines.factory import connect
@@ -20,8 +20,10 @@ from gyre_hpc.engines.handover_waiting import WaitingConversations
 from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, TokenChunk
 from gyre_hpc.gateway.carriage import Carriage
 from gyre_hpc.gateway.floor import Floor
-from gyre_hpc.gateway.leaving import Leaving
+from gyre_hpc.gateway.leaving import Leaving, added
 from gyre_hpc.gateway.route import SEATS, Route
+
+_NOTHING = {"moved": 0, "held": 0, "seconds": 0.0}
 
 
 class Router:
@@ -87,7 +89,7 @@ class Router:
         TimeoutError after `deadline` seconds (the routes stay closed).
         """
         if not self._floor.of(cell):
-            return {"moved": 0, "held": 0, "seconds": 0.0}
+            return dict(_NOTHING)
         leaving = self.unroute(cell, hand_over)
         if hand_over:
             await leaving.reserve(0.0)
@@ -95,6 +97,22 @@ class Router:
         leaving.hand_over()
         answer = await leaving.acknowledge(deadline)
         return {name: answer[name] for name in ("moved", "held", "handover", "seconds") if name in answer}
+
+    async def close_together(self, cells: Sequence[int], deadline: float) -> dict[str, Any]:
+        """Close cells for new weights: nothing moves from one to another that closes as well. {moved, held, seconds}, as `close` has them.
+
+        One by one, what the first gave up would go to those that were still open, be computed there once more, and be given up
+        again. Raises TimeoutError after `deadline` seconds (all routes stay closed).
+        """
+        leavings = [self.unroute(cell, False) for cell in cells if self._floor.of(cell)]
+        for failed in await asyncio.gather(*(leaving.hold(deadline) for leaving in leavings), return_exceptions=True):
+            if isinstance(failed, BaseException):
+                raise failed
+        for leaving in leavings:
+            leaving.hand_over()
+        answers = [await leaving.acknowledge(deadline) for leaving in leavings]
+        whole = added(answers) if answers else {}
+        return {name: whole.get(name, nothing) for name, nothing in _NOTHING.items()}
 
     def unroute(self, cell: int, hand_over: bool = True) -> Leaving:
         """Nothing new goes there; the way out, phase by phase (leaving.py). The same one until the routes open or an engine changes."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
 
 from gyre_hpc.engines.protocol import EngineAddress
 from gyre_hpc.errors import GyreError, Resumable
@@ -47,6 +47,11 @@ class FakeRouter:
         if deadline < 0.1:
             raise TimeoutError(f"closing the route of cell {cell}: 1 calls still there")
         return {"moved": 2, "held": 1, "seconds": 0.1}
+
+    async def close_together(self, cells: Sequence[int], deadline: float) -> dict[str, float]:
+        if deadline < 0.1:
+            raise TimeoutError(f"closing the route of cell {cells[0]}: 1 calls still there")
+        return {"moved": 0, "held": len(cells), "seconds": 0.2}
 
     async def phase(self, cell: int, phase: str, deadline: float, undo: bool = False) -> dict[str, Any]:
         if phase == "hold" and not undo:
@@ -286,6 +291,9 @@ async def test_routes(tmp_path: Path) -> None:
         assert await asyncio.to_thread(client.close_route, 1, 5.0) == {"moved": 2, "held": 1, "seconds": 0.1}
         with pytest.raises(Resumable, match="1 calls still there"):
             await asyncio.to_thread(client.close_route, 1, 0.05)
+        assert await asyncio.to_thread(client.close_routes, [1, 4], 5.0) == {"moved": 0, "held": 2, "seconds": 0.2}
+        with pytest.raises(Resumable, match="1 calls still there"):
+            await asyncio.to_thread(client.close_routes, [1, 4], 0.05)
         assert await asyncio.to_thread(client.phase, 1, "unroute", 5.0) == {"executions": 3}
         with pytest.raises(PhaseFailed, match="1 calls still there"):
             await asyncio.to_thread(client.phase, 1, "hold", 5.0)
@@ -358,6 +366,6 @@ async def test_the_client_survives_a_closed_connection_and_serves_several_thread
 
 
 def test_a_gateway_that_is_not_there_is_resumable_after_the_deadline() -> None:
-    client = ControlClient(f"http://127.0.0.1:{unused_port()}", SECRET, deadline=0.3)
+    client = ControlClient(f"http://127.0.0.1:{free_port()}", SECRET, deadline=0.3)
     with pytest.raises(Resumable, match=r"out of reach for 0\.3 s"):
         client.status()

@@ -96,3 +96,50 @@ async def test_a_cell_of_two_engines_opens_and_closes_as_one() -> None:
     router.set_route(1, None, 1)
     assert router.counts()["cells"][1]["engines"] == 1  # type: ignore[index]
     await router.aclose()
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_cells_that_close_together_give_one_another_nothing(together: bool) -> None:
+    """One by one, calls of the first go to the second, are computed there, and are given up a second time."""
+    router, engines = scripted([])
+    engines += [ScriptedEngine() for _ in range(2)]
+    for cell in range(2):
+        router.set_route(cell, EngineAddress("scripted", str(cell), 4, 100))
+        router.open(cell)
+        engines[cell].tick.clear()
+    tasks = [asyncio.create_task(collect(router, call(str(i)), i)) for i in range(4)]
+    await settle()
+    assert [len(engine.served) for engine in engines] == [2, 2]
+    if together:
+        closed = await router.close_together([0, 1, 7], 5.0)
+        assert (closed["moved"], closed["held"], closed["seconds"] > 0) == (0, 4, True)
+        assert [len(engine.served) for engine in engines] == [2, 2]
+    else:
+        assert (await router.close(0, 5.0, False))["moved"] == 2
+        assert (await router.close(1, 5.0, False))["held"] == 4
+        assert [len(engine.served) for engine in engines] == [2, 4]
+    for cell in range(2):
+        engines[cell].tick.set()
+        router.open(cell)
+    assert [(await task)[0] for task in tasks] == [[0, 1, 2, 3, 4]] * 4
+    assert await router.close_together([7], 5.0) == {"moved": 0, "held": 0, "seconds": 0.0}
+
+
+async def test_one_that_does_not_let_go_in_time_fails_all() -> None:
+    router, engines = scripted([])
+    engines += [ScriptedEngine() for _ in range(2)]
+    for cell in range(2):
+        router.set_route(cell, EngineAddress("scripted", str(cell), 4, 100))
+        router.open(cell)
+        engines[cell].tick.clear()
+    tasks = [asyncio.create_task(collect(router, call(str(i)), i)) for i in range(2)]
+    await settle()
+    engines[1].slow_cancel = 0.3
+    with pytest.raises(TimeoutError, match="cell 1: 1 calls still there"):
+        await router.close_together([0, 1], 0.05)
+    assert [router.counts()["cells"][cell]["open"] for cell in range(2)] == [False, False]  # type: ignore[index]
+    engines[1].slow_cancel = 0.0
+    for cell in range(2):
+        engines[cell].tick.set()
+        router.open(cell)
+    assert [(await task)[0] for task in tasks] == [[0, 1, 2, 3, 4]] * 2
