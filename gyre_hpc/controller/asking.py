@@ -21,7 +21,7 @@ from gyre_hpc.errors import Resumable
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _AT_ONCE = 32
-"""Calls of the gateway that run at the same time: cells whose routes close one after the other push their calls from one to the next."""
+"""Calls of the gateway that run at the same time."""
 
 
 class Asking:

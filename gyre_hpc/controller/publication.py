@@ -38,7 +38,7 @@ def publish(
 ) -> Generator[None, None, dict[str, float]]:
     """The core's weights to `directory`, then into every engine of the cells `serving`. Seconds of each phase; raises Resumable.
 
-    `offer`, as in `Export`: the engines receive them from the core's memory (`receive`, and `send` as the core saw it, in a broadcast `meet`
+    `offer`, as in `Export`: the engines receive them from the core's memory (`receive`; `send` as the core saw it, in a broadcast `meet`
     before it; none where that can't be done). `engines`: how many serve in those cells.
     """
     phases, clock = {}, time.monotonic()
@@ -50,7 +50,7 @@ def publish(
     reports = yield from asking.agree(Export(version, str(directory), offer, engines), f"export of version {version}", deadlines.transfer)
     source = next((str(report["source"]) for report in reports if report.get("source")), "")
     lap("write")
-    yield from asking.calls([partial(client.close_route, cell, deadlines.transfer, hand_over=False) for cell in serving])
+    yield from asking.call(partial(client.close_routes, serving, deadlines.transfer))
     lap("close")
     # an engine that has to be started again may take so much longer
     patience = 1.5 * deadlines.transfer + deadlines.start
@@ -86,7 +86,7 @@ def path_of(wanted: str, engine: str, transfers: bool) -> tuple[str, str]:
 def hold_calls(asking: Asking, client: ControlClient, cells: Sequence[int], deadline: float) -> Generator[None, None, None]:
     """At the end: calls wait from here on. Their engines go before the agents do; each call would be moved, blamed and at last reset."""
     try:
-        yield from asking.calls([partial(client.close_route, cell, deadline, hand_over=False) for cell in cells])
+        yield from asking.call(partial(client.close_routes, cells, deadline))
     except GyreError as error:  # the end does not depend on it
         logger.warning("calls go on while their engines end: %s", error.line)
 

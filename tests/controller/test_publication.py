@@ -32,9 +32,8 @@ class FakeWorld:
     def open_route(self, cell: int) -> None:
         self.told.append(f"open {cell}")
 
-    def close_route(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
-        assert not hand_over
-        self.told.append(f"close {cell}")
+    def close_routes(self, cells: Sequence[int], deadline: float) -> dict[str, Any]:
+        self.told.append(f"close {cells}")
         return {}
 
     def call(self, function: Callable[[], T]) -> Generator[None, None, T]:
@@ -68,7 +67,7 @@ def test_no_route_is_open_while_engines_load_and_late_cells_open_first() -> None
     world = FakeWorld()
     phases = published(world, "")
     routes = ["route 2.0", "route 2.1", "route 3.0", "route 3.1"]
-    assert world.told == ["Export", "close 2", "close 3", "Update", *routes, "open 3", "open 2"]
+    assert world.told == ["Export", "close (2, 3)", "Update", *routes, "open 3", "open 2"]
     assert set(phases) == {"write", "close", "load", "verify", "reopen"}
     assert phases["verify"] == 0.0003
 
@@ -129,10 +128,10 @@ def test_at_the_end_calls_wait_and_a_gateway_that_can_not_do_that_does_not_hold_
     world = FakeWorld()
     for _ in hold_calls(cast(Asking, world), cast(ControlClient, world), (0, 3), 5.0):
         pass
-    assert world.told == ["close 0", "close 3"]
+    assert world.told == ["close (0, 3)"]
 
     class Refusing(FakeWorld):
-        def close_route(self, cell: int, deadline: float, hand_over: bool = True) -> dict[str, Any]:
+        def close_routes(self, cells: Sequence[int], deadline: float) -> dict[str, Any]:
             raise GyreError("the gateway answered 409", "wait")
 
     for _ in hold_calls(cast(Asking, Refusing()), cast(ControlClient, Refusing()), (0, 3), 5.0):
