@@ -20,6 +20,7 @@ from gyre_hpc.gateway.client import ControlClient, PhaseFailed
 from gyre_hpc.gateway.control import ControlApi
 from gyre_hpc.gateway.ledger import Ledger
 from gyre_hpc.gateway.pump import EventPump
+from tests.ports import free_port
 from trees.records import Group
 from trees.store import StoreWriter
 
