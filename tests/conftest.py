@@ -1,5 +1,7 @@
 """Skips are declared in advance: in CI one that tests/skips.txt doesn't name, with its reason, fails the session.
 
+`--place`: a part of the tests (tests/places.py).
+
 No example of hypothesis has a deadline: that a machine is busy is no mistake.
 """
 
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.places import PLACES, longest_first, place
 from tests.slurm.fixtures import inside, slurm
 
 __all__ = ["inside", "slurm"]
@@ -20,6 +23,20 @@ settings.register_profile("gyre", deadline=None)
 settings.load_profile("gyre")
 _DECLARED = Path(__file__).with_name("skips.txt")
 _undeclared: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--place", choices=PLACES, help="only the tests that run beside others, or alone (tests/places.py)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--place")
+    if wanted:
+        config.hook.pytest_deselected(items=[item for item in items if place(item) != wanted])
+        items[:] = [item for item in items if place(item) == wanted]
+    if wanted == "beside":
+        items[:] = longest_first(items)
 
 
 def declared(text: str) -> list[str]:
