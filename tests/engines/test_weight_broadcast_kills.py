@@ -1,0 +1,165 @@
+"""Processes that die or stop inside a broadcast: nobody waits for them beyond the deadline, nobody keeps a part of the weights."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+import torch
+
+from gyre_hpc.engines import weight_groups
+from gyre_hpc.engines.protocol import NotReceived
+from gyre_hpc.engines.weight_broadcast import Broadcaster
+from gyre_hpc.engines.weight_groups import Collector
+from gyre_hpc.engines.weight_member import attend
+
+pytestmark = pytest.mark.job
+
+LARGE = [(f"layer.{number}", torch.full((16 << 20,), number, dtype=torch.uint8)) for number in range(3)]
+"""Each is a bucket that no pair of sockets holds, so that the sender waits for everybody in the first of them."""
+REFUSED = 3
+
+
+class Gate(Collector):
+    """Comes into the collective when it is told to, so that until then nobody gets through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.opens = threading.Event(), threading.Event()
+
+    def update(self, info: dict[str, Any]) -> None:
+        self.inside.set()
+        self.opens.wait(20.0)
+        super().update(info)
+
+
+class Telling(Collector):
+    """Says when it goes into the collective."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def update(self, info: dict[str, Any]) -> None:
+        self._pipe.send("inside")
+        super().update(info)
+
+
+@pytest.fixture
+def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broadcaster]:
+    monkeypatch.setattr(weight_groups.buckets, "__defaults__", (1,))
+    made = Broadcaster()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., tuple[BaseProcess, Connection]]]:
+    """Runs a function with a pipe and arguments in a process of its own. Not a fork: gloo's threads would be missing in it."""
+    context = multiprocessing.get_context("spawn")
+    made: list[BaseProcess] = []
+
+    def start(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        process.start()
+        theirs.close()
+        made.append(process)
+        return process, ours
+
+    yield start
+    for process in made:
+        process.kill()
+        process.join()
+
+
+def _small_buckets() -> None:
+    weight_groups.buckets.__defaults__ = (1,)
+
+
+def _member(pipe: Connection, source: str, seconds: float) -> None:
+    _small_buckets()
+    pipe.send("here")
+    try:
+        attend(source, 1, seconds, "other", Telling(pipe))
+    except NotReceived:
+        os._exit(REFUSED)
+    os._exit(0)
+
+
+def _leader(pipe: Connection) -> None:
+    _small_buckets()
+    pipe.send(Broadcaster().offer("127.0.0.1", 1, LARGE, 2, 10.0))
+    signal.pause()
+
+
+def attending(source: str, seconds: float, **members: Collector) -> dict[str, Future[None]]:
+    pool = ThreadPoolExecutor(len(members))
+    return {name: pool.submit(attend, source, 1, seconds, name, member) for name, member in members.items()}
+
+
+def test_a_receiver_that_is_killed_lets_the_others_go_at_once_and_the_next_broadcast_does_without_it(
+    sender: Broadcaster, started: Callable[..., tuple[BaseProcess, Connection]]
+) -> None:
+    good, gate = Collector(), Gate()
+    source = sender.offer("127.0.0.1", 1, LARGE, 3, 10.0)
+    process, pipe = started(_member, source, 60.0)
+    assert pipe.recv() == "here"
+    futures = attending(source, 60.0, good=good, gate=gate)
+    assert pipe.recv() == "inside"
+    assert gate.inside.wait(10)
+    process.kill()
+    with pytest.raises(NotReceived):
+        futures["good"].result(15)
+    assert good.weights == {}
+    gate.opens.set()
+    with pytest.raises(NotReceived):
+        futures["gate"].result(15)
+    assert sender.withdraw().receivers == 0
+    for future in attending(sender.offer("127.0.0.1", 1, LARGE, 2, 10.0), 60.0, good=good, another=Collector()).values():
+        future.result(15)
+    assert all(torch.equal(good.weights[name], tensor) for name, tensor in LARGE)
+
+
+def test_a_receiver_that_is_stopped_costs_the_others_their_deadline_and_gets_nothing_when_it_goes_on(
+    sender: Broadcaster, started: Callable[..., tuple[BaseProcess, Connection]]
+) -> None:
+    good, gate = Collector(), Gate()
+    source = sender.offer("127.0.0.1", 1, LARGE, 3, 10.0)
+    process, pipe = started(_member, source, 3.0)
+    assert pipe.recv() == "here"
+    futures = attending(source, 3.0, good=good, gate=gate)
+    assert pipe.recv() == "inside"
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    gate.opens.set()
+    for future in futures.values():
+        with pytest.raises(NotReceived):
+            future.result(15)
+    assert good.weights == {}
+    assert sender.withdraw().receivers == 0
+    os.kill(process.pid, signal.SIGCONT)
+    process.join(15)
+    assert process.exitcode == REFUSED
+
+
+def test_a_sender_that_is_killed_is_not_waited_for(started: Callable[..., tuple[BaseProcess, Connection]]) -> None:
+    good, gate = Collector(), Gate()
+    process, pipe = started(_leader)
+    futures = attending(pipe.recv(), 60.0, good=good, gate=gate)
+    assert gate.inside.wait(10)
+    process.kill()
+    with pytest.raises(NotReceived):
+        futures["good"].result(15)
+    assert good.weights == {}
+    gate.opens.set()
+    with pytest.raises(NotReceived):
+        futures["gate"].result(15)
