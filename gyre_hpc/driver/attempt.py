@@ -46,6 +46,8 @@ from gyre_hpc.stopfile import wished
 
 DISK_POLL = 5.0
 MODEL_DEADLINE = 1800.0
+WISH = 0.5
+"""Seconds from a rank's SIGTERM until it counts: less than what `SETTLE` gives the verdict on a supervisor that got it as well."""
 
 log = logging.getLogger("gyre.driver")
 T = TypeVar("T")
@@ -81,6 +83,7 @@ class Attempt:
         self._tail.read()
         self._show = printer(say) if watcher is None else None
         self._disk_at = 0.0
+        self._wished_at: float | None = None
         self._renew_at = time.monotonic() + RENEW
 
     def run(self) -> ExitCode:
@@ -216,11 +219,18 @@ class Attempt:
             self._show(events)
 
     def _check_asked(self) -> None:
-        if self.signals.stop is None and wished(self.folder):
-            log.info("a process of the run got SIGTERM: somebody wants it to stop")
+        if self.signals.stop is None and self._wished():
+            log.info("processes of the run got SIGTERM: somebody wants it to stop")
             self.signals.request(signal.SIGTERM)
         if self.signals.stop is not None:
             raise Asked
+
+    def _wished(self) -> bool:
+        """Whether SIGTERM that ranks got means a stop: not where one of them died, for its launcher may then send it to the others."""
+        if not wished(self.folder):
+            return False
+        self._wished_at = time.monotonic() if self._wished_at is None else self._wished_at
+        return time.monotonic() - self._wished_at > WISH and not self.children.died()
 
     # -- end --------------------------------------------------------------------------------------------------------------------
     def _stop(self, code: ExitCode) -> None:

@@ -103,6 +103,11 @@ class Children:
             return False
         raise verdict(self._to_blame(dead), self._folder)
 
+    def died(self) -> bool:
+        """Whether the ranks have ended, or any process has said why it must."""
+        ranks = next((child for child in self.living if child.name == MPI_STEP), None)
+        return (ranks is not None and ranks.process.poll() is not None) or first_failure(self._folder) is not None
+
     def _to_blame(self, dead: Child) -> Child:
         """Who ends the attempt: a supervisor that was killed does not, so where the gateway is gone as well it is the gateway."""
         gone = next((child for child in self.living if child.name == GATEWAY and child.process.poll() is not None), None)

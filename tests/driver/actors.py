@@ -2,7 +2,7 @@
 
 `python actors.py gateway RUN ATTEMPT | supervisor NODE | mpi STEPS SECONDS`. The MPI program is a real MPI world: it takes one step every
 SECONDS, agreed by all ranks, writes `step.end` and `checkpoint` events from rank 0, continues after the last checkpoint, and obeys the
-stop file.
+stop file and `hold`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 from cells.communicators import Layout, check_world
 from gyre_hpc.configfile import load
 from gyre_hpc.controller.live import LiveFile
-from gyre_hpc.driver import children, driver, ending, rundir
+from gyre_hpc.driver import attempt, children, driver, ending, rundir
 from gyre_hpc.driver.allocation import node_name
 from gyre_hpc.driver.children import MARK
 from gyre_hpc.driver.programs import Programs
@@ -48,6 +48,7 @@ def programs(steps: int = 3, seconds: float = 0.05, **replaced: list[str]) -> Pr
 def hasten(set_attribute: Callable[[object, str, float], None]) -> None:
     """Shorter graces: these programs end at once."""
     set_attribute(children, "SETTLE", 0.3)
+    set_attribute(attempt, "WISH", 0.1)
     set_attribute(ending, "LEAVE", 1.0)
 
 
@@ -157,11 +158,29 @@ def _steps(world: object, paths: RunPaths, steps: int, seconds: float, stop: Pat
         time.sleep(seconds)
         if world.bcast(stop.exists()):  # type: ignore[attr-defined]
             return ExitCode.RESUMABLE
+        if world.bcast(_held(paths.root, done)):  # type: ignore[attr-defined]
+            continue
         done += 1
         if world.rank == 0:  # type: ignore[attr-defined]
             log.emit("step.end", step=done, score_mean=0.5, loss=0.1, staleness_mean=0.0, target_tokens=10, seconds=seconds)
             log.emit("checkpoint", step=done, seconds=0.0, bytes=0)
     return ExitCode.DONE
+
+
+def hold(run: Path, step: int | None) -> None:
+    """No step after this one until it is called again: what a test does at a step meets that step, however slow the machine is."""
+    if step is None:
+        (run.parent / "hold").unlink()
+    else:
+        (run.parent / "hold.new").write_text(str(step))
+        (run.parent / "hold.new").rename(run.parent / "hold")
+
+
+def _held(run: Path, done: int) -> bool:
+    try:
+        return done >= int((run.parent / "hold").read_text())
+    except FileNotFoundError:
+        return False
 
 
 def _sleep_until_term() -> None:

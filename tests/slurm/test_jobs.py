@@ -25,7 +25,7 @@ from gyre_hpc.driver.submit import submit_run
 from gyre_hpc.driver.topology import expand, parse_topology, topology_command
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
-from tests.driver.actors import programs
+from tests.driver.actors import hold, programs
 from tests.slurm.cluster import Cluster, Spec, cluster
 
 pytestmark = pytest.mark.slurm
@@ -41,7 +41,7 @@ def kinds(paths: RunPaths, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(paths.events) if event["kind"] == kind]
 
 
-def until(what: str, condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(what: str, condition: Callable[[], object], seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"no {what} within {seconds} s"
@@ -71,13 +71,16 @@ def assert_each_step_once(paths: RunPaths, steps: int) -> None:
 def test_sbatch_requeued_twice_resumes_and_takes_every_step_once(slurm: Cluster, tmp_path: Path) -> None:
     config = make_config(tmp_path)
     paths = RunPaths(config.run_dir)
+    hold(paths.root, 15)
     number = sbatch(slurm, tmp_path, config, steps=60)
     for attempt in (1, 2):
         until(
             f"step in attempt {attempt}", lambda n=attempt: len(kinds(paths, "run.start")) == n and len(kinds(paths, "step.end")) >= 10 * n
         )  # type: ignore[misc]
         slurm.run("scontrol", "requeue", number)
-    until("end", lambda: any(event["status"] == "done" for event in kinds(paths, "run.end")), 90)
+        until("next attempt", lambda n=attempt: len(kinds(paths, "run.start")) > n)  # type: ignore[misc]
+        hold(paths.root, 25 if attempt == 1 else None)
+    until("end", lambda: any(event["status"] == "done" for event in kinds(paths, "run.end")))
     assert_each_step_once(paths, 60)
     assert [event["attempt"] for event in kinds(paths, "resume")] == [2, 3]
     assert sorted(p.name for p in paths.logs.iterdir()) == ["attempt-001", "attempt-002", "attempt-003"]
@@ -111,7 +114,7 @@ def test_cells_follow_the_switches_and_what_is_over_stands_alone(tmp_path: Path)
         config = make_config(tmp_path, cells={"count": 2, "nodes_per_cell": 2})
         paths = RunPaths(config.run_dir)
         number = sbatch(slurm, tmp_path, config, 1, "--nodelist=n[1-4]", "--nodes=4")
-        until("the run to end", lambda: kinds(paths, "run.end"), 90)
+        until("the run to end", lambda: kinds(paths, "run.end"))
         assert job(slurm, number)["NodeList"] == "n[1-4]"
         (start,) = kinds(paths, "run.start")
         assert (start["cells"], start["switches"], start["topology"]) == ([["n1", "n3"], ["n2", "n4"]], [["s0"], ["s1"]], "tree")
@@ -120,7 +123,7 @@ def test_cells_follow_the_switches_and_what_is_over_stands_alone(tmp_path: Path)
         (tmp_path / "other").mkdir()
         other = make_config(tmp_path / "other", cells={"count": 1, "nodes_per_cell": 2})
         sbatch(slurm, tmp_path / "other", other, 1, "--nodes=5")
-        until("the run to end", lambda: kinds(RunPaths(other.run_dir), "run.end"), 90)
+        until("the run to end", lambda: kinds(RunPaths(other.run_dir), "run.end"))
         (start,) = kinds(RunPaths(other.run_dir), "run.start")
         assert (start["cells"], start["standalone"]) == ([["n2", "n4"]], ["n3", "n5"]), "the controller has n1 for itself"
         assert (RunPaths(other.run_dir).root / "rank-4-1").read_text() == "n5", "standalone nodes have one rank each"
@@ -129,15 +132,30 @@ def test_cells_follow_the_switches_and_what_is_over_stands_alone(tmp_path: Path)
 def test_the_warning_before_the_time_limit_stops_requeues_and_resumes(slurm: Cluster, tmp_path: Path) -> None:
     config = make_config(tmp_path)
     paths = RunPaths(config.run_dir)
+    hold(paths.root, 10)
     number = sbatch(slurm, tmp_path, config, 30)
     until("step", lambda: kinds(paths, "step.end"))
     slurm.run("scancel", "--batch", "--signal=USR1", number)
-    until("end of the first attempt", lambda: kinds(paths, "run.end"), 20)
+    until("end of the first attempt", lambda: kinds(paths, "run.end"))
     assert kinds(paths, "run.end")[0]["status"] == "stopped"
-    until("end", lambda: kinds(paths, "run.end")[-1]["status"] == "done", 90)
+    hold(paths.root, None)
+    until("end", lambda: kinds(paths, "run.end")[-1]["status"] == "done")
     assert_each_step_once(paths, 30)
     until("end of the job", lambda: job(slurm, number)["JobState"] == "COMPLETED")
     assert job(slurm, number)["Restarts"] == "1"
+
+
+def test_a_preemptions_sigterm_to_the_steps_alone_stops_in_good_order(slurm: Cluster, tmp_path: Path) -> None:
+    """Ranks and supervisors get it, the batch script with the driver does not."""
+    paths = RunPaths(tmp_path / "run")
+    number = sbatch(slurm, tmp_path, make_config(tmp_path), 500)
+    until("two steps", lambda: len(kinds(paths, "step.end")) >= 2)
+    slurm.run("scancel", "--signal=TERM", number)
+    until("the end of the job", lambda: job(slurm, number)["JobState"] not in ("RUNNING", "COMPLETING"))
+    assert job(slurm, number)["ExitCode"] == "75:0"
+    assert (tmp_path / "out.log").read_text().splitlines()[-1] == "stopped by SIGTERM; the same command resumes"
+    assert [event["status"] for event in kinds(paths, "run.end")] == ["stopped"]
+    assert kinds(paths, "failure") == []
 
 
 def test_a_killed_rank_ends_the_job_with_75_and_one_line(slurm: Cluster, tmp_path: Path) -> None:
@@ -148,7 +166,7 @@ def test_a_killed_rank_ends_the_job_with_75_and_one_line(slurm: Cluster, tmp_pat
     mark = json.loads((paths.runtime(1) / "started-mpi.2.json").read_text())
     assert mark["node"] == "n3"
     slurm.run("kill", "-9", str(mark["pid"]))
-    until("end of the job", lambda: job(slurm, number)["JobState"] == "FAILED", 30)
+    until("end of the job", lambda: job(slurm, number)["JobState"] == "FAILED")
     assert job(slurm, number)["ExitCode"] == "75:0"
     last = (tmp_path / "out.log").read_text().splitlines()[-1]
     assert re.search(r"rank 2 \(a cell\) was killed by SIGKILL; log: .*mpi.log; the same command resumes", last)
@@ -157,12 +175,18 @@ def test_a_killed_rank_ends_the_job_with_75_and_one_line(slurm: Cluster, tmp_pat
 def test_submitit_job_requeued_and_warned_resumes_and_gives_its_result(inside: Cluster, tmp_path: Path) -> None:
     config = make_config(tmp_path)
     paths = prepare(config)
+    hold(paths.root, 10)
     number = submit_run(config, paths, programs(60, 0.1))
     until("step", lambda: len(kinds(paths, "step.end")) > 5)
     inside.run("scontrol", "requeue", number)
+    until("next attempt", lambda: len(kinds(paths, "run.start")) == 2)
+    hold(paths.root, 20)
     until("second attempt", lambda: len(kinds(paths, "run.start")) == 2 and len(kinds(paths, "step.end")) > 15)
+    ended = len(kinds(paths, "run.end"))
     inside.run("scancel", "--batch", "--signal=USR1", number)
-    until("end", lambda: kinds(paths, "run.end")[-1]["status"] == "done", 90)
+    until("stop", lambda: len(kinds(paths, "run.end")) > ended)
+    hold(paths.root, None)
+    until("end", lambda: kinds(paths, "run.end")[-1]["status"] == "done")
     assert_each_step_once(paths, 60)
     until("end of the job", lambda: job(inside, number)["JobState"] == "COMPLETED")
     assert (paths.root / "submitit" / f"{number}_0_result.pkl").exists()
