@@ -92,7 +92,7 @@ class Maker:
         if self.window:
             schedule, window = beyond(schedule, steps)
         slots = (load if load is not None else v["slot_load"]) * groups * size / self.nodes
-        workload = LogNormal(v["mean"] * HOUR, v["task_spread"], v["group_spread"], self.limits)
+        workload = LogNormal(v["mean"] * HOUR, v["task_spread"], v["group_spread"], self.limits, v.get("skips", 0.0))
         made = cut(schedule, self.nodes, cells, slots, v["train_step"] * HOUR / groups, workload, standalone, v["beta"])
         costs = replace(made.costs, to_training=v["to_training"], to_rollout=v["to_rollout"])
         return replace(made, costs=costs, window=window)
