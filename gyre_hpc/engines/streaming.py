@@ -1,19 +1,23 @@
-"""Chunks out of an engine's answer, a burst at a time: what has arrived together is one chunk, since each costs its readers as much as
-200 tokens. Invariants: nothing is lost before a fault: what came in front of it is told first; whatever an engine sends, a chunk has as
+"""One call to an engine, and chunks out of its answer, a burst at a time: what has arrived together is one chunk, since each costs its
+readers as much as 200 tokens. Invariants: a connection is used again after an answer that was read to its end, and closed after any other,
+which cancels the call; nothing is lost before a fault: what came in front of it is told first; whatever an engine sends, a chunk has as
 many log-probs and versions as tokens, ids that are not negative, and log-probs that are finite."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aiohttp
 import numpy as np
 
 from gyre_hpc.engines.names import connector
-from gyre_hpc.engines.protocol import EngineFault, EngineUnreachable, Ids, Logprobs, TokenChunk, merged
+from gyre_hpc.engines.protocol import EngineFault, EngineUnreachable, GenerateRequest, Ids, Logprobs, TokenChunk, merged
 
 LONGEST_LINE = 1 << 26
 """Bytes of a line from which on it is damage: a server may echo the prompt's ids."""
@@ -38,6 +42,61 @@ def broken(engine: str, error: Exception) -> EngineFault:
     """What is raised for a connection to `engine` that broke, or could not be made."""
     never = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     return (EngineUnreachable if never else EngineFault)(f"connection to {engine}: {type(error).__name__} {error}")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One call as an engine is asked: the body, headers of its own, and what reads the answer of status 200."""
+
+    body: bytes
+    reader: Callable[[aiohttp.ClientResponse], Reader]
+    headers: Mapping[str, str] | None = None
+
+
+class StreamingClient(ABC):
+    """What the clients of all engines have in common (`EngineClient`); one per engine and event loop, with pooled connections."""
+
+    def __init__(self, url: str, name: str, connections: aiohttp.ClientSession) -> None:
+        """`url` of calls; `name` of the engine in messages."""
+        self._url, self._name, self._session = url, name, connections
+
+    @abstractmethod
+    def _question(self, request: GenerateRequest) -> Question:
+        """How it asks. Raises RequestRefused for what it can't ask."""
+
+    @abstractmethod
+    def _refusal(self, status: int, reason: str) -> Exception:
+        """What another status than 200 means."""
+
+    def _lost(self, error: Exception) -> EngineFault:
+        """What a connection that broke means."""
+        return broken(self._name, error)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
+        asked = self._question(request)
+        try:
+            async with self._session.post(self._url, data=asked.body, headers=asked.headers) as response:
+                if response.status != 200:
+                    raise self._refusal(response.status, (await response.text())[:300])
+                try:
+                    async with aclosing(chunks(response.content, asked.reader(response))) as found:
+                        async for chunk in found:
+                            if chunk.finish is not None:
+                                await read_rest(response)
+                            yield chunk
+                            if chunk.finish is not None:
+                                return
+                finally:
+                    if not response.content.at_eof():
+                        response.close()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._lost(error) from error
+        raise EngineFault(f"{self._name}: the answer ended early")
+
+    async def close(self) -> None:
+        """Its connections."""
+        await self._session.close()
 
 
 class Reader(Protocol):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from gyre_hpc.engines.protocol import (
     Holding,
     NotReceived,
     RequestRefused,
-    TokenChunk,
 )
-from gyre_hpc.engines.streaming import broken, chunks, read_rest, session
+from gyre_hpc.engines.streaming import Question, Reader, StreamingClient, session
 from gyre_hpc.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -119,39 +117,24 @@ class TorchEngine:
             raise EngineFault(f"engine {self.pid} has version {have['version']} after loading version {version}")
 
 
-class TorchClient:
-    """An `EngineClient` with pooled connections; one per engine and event loop."""
+class TorchClient(StreamingClient):
+    """An `EngineClient`."""
 
     def __init__(self, address: EngineAddress) -> None:
-        self._url = f"{address.url}/generate"
-        self._session = session(keepalive=60.0, silence=_SILENCE, headers={"Accept": frames.MEDIA})
+        super().__init__(f"{address.url}/generate", "the engine", session(60.0, _SILENCE, {"Accept": frames.MEDIA}))
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
-        try:
-            async with self._session.post(self._url, data=request_body(request)) as response:
-                if response.status != 200:
-                    reason = (await response.text())[:300]
-                    raise (RequestRefused if response.status == 400 else EngineFault)(f"engine answered {response.status}: {reason}")
-                if response.headers.get("Content-Type") != frames.MEDIA:
-                    raise EngineFault(f"engine answered with {response.headers.get('Content-Type')}, not with frames")
-                try:
-                    async with aclosing(chunks(response.content, frames.Frames())) as found:
-                        async for chunk in found:
-                            if chunk.finish is not None:
-                                await read_rest(response)
-                            yield chunk
-                            if chunk.finish is not None:
-                                return
-                finally:
-                    if not response.content.at_eof():
-                        response.close()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise broken("the engine", error) from error
-        raise EngineFault("the engine's answer ended early")
+    def _question(self, request: GenerateRequest) -> Question:
+        return Question(request_body(request), _reader)
 
-    async def close(self) -> None:
-        await self._session.close()
+    def _refusal(self, status: int, reason: str) -> Exception:
+        return (RequestRefused if status == 400 else EngineFault)(f"engine answered {status}: {reason}")
+
+
+def _reader(response: aiohttp.ClientResponse) -> Reader:
+    """Of frames. Raises EngineFault where the answer has none."""
+    if response.headers.get("Content-Type") != frames.MEDIA:
+        raise EngineFault(f"engine answered with {response.headers.get('Content-Type')}, not with frames")
+    return frames.Frames()
 
 
 def request_body(request: GenerateRequest) -> bytes:

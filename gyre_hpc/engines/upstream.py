@@ -9,18 +9,16 @@ knob is sent; an id or a log-prob that is missing is a fault, never guessed; the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import numpy as np
 import orjson
 
 from gyre_hpc.engines.prompt import request_json
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, Ids, RequestRefused, TokenChunk
-from gyre_hpc.engines.streaming import Lines, chunks, ids_of, logprobs_of, read_rest, session, sound
+from gyre_hpc.engines.streaming import Lines, Question, StreamingClient, ids_of, logprobs_of, session, sound
 
 OPENAI, VLLM = "openai", "vllm"
 AS_NAMES, AS_IDS = "return_tokens_as_token_ids", "return_token_ids"
@@ -50,47 +48,42 @@ class Wire:
         return f"Wire({self.kind}, {self.model})"  # without the key
 
 
-class UpstreamClient:
-    """An `EngineClient`; one per server and event loop."""
+class UpstreamClient(StreamingClient):
+    """An `EngineClient`."""
 
     def __init__(self, address: EngineAddress, wire: Wire) -> None:
-        path = "/inference/v1/generate" if wire.kind == VLLM else "/v1/completions"
-        self._url = root_of(address.url) + path
+        url = root_of(address.url) + ("/inference/v1/generate" if wire.kind == VLLM else "/v1/completions")
+        # servers close idle connections after 5 s (uvicorn's default): a call must not go out on one that is being closed
+        super().__init__(url, url, session(keepalive=4.0))
         self._wire = wire
         self._window = address.window
-        # servers close idle connections after 5 s (uvicorn's default): a call must not go out on one that is being closed
-        self._session = session(keepalive=4.0)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels."""
-        body = request_body(request, self._window, self._wire)
-        try:
-            async with self._session.post(self._url, data=body, headers=self._wire.headers) as response:
-                if response.status != 200:
-                    reason = " ".join((await response.text())[:300].split())
-                    kind = RequestRefused if response.status in _REFUSALS else EngineFault
-                    raise kind(f"{self._url} answered {response.status}: {reason}")
-                try:
-                    sampled = 0
-                    async with aclosing(chunks(response.content, Lines(lambda line: read_line(line, self._wire)))) as found:
-                        async for chunk in found:
-                            sampled += len(chunk)
-                            if chunk.exact is not None and len(chunk.exact) != sampled:
-                                raise EngineFault(f"the server told the versions of {len(chunk.exact)} tokens, it sent {sampled}")
-                            if chunk.finish is not None:
-                                await read_rest(response)
-                            yield chunk
-                            if chunk.finish is not None:
-                                return
-                finally:
-                    if not response.content.at_eof():
-                        response.close()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineFault(f"connection to {self._url}: {type(error).__name__} {error}") from error
-        raise EngineFault(f"{self._url}: the answer ended early")
+    def _question(self, request: GenerateRequest) -> Question:
+        return Question(request_body(request, self._window, self._wire), lambda _: Lines(counted(self._wire)), self._wire.headers)
 
-    async def close(self) -> None:
-        await self._session.close()
+    def _refusal(self, status: int, reason: str) -> Exception:
+        line = f"{self._url} answered {status}: {' '.join(reason.split())}"
+        return (RequestRefused if status in _REFUSALS else EngineFault)(line)
+
+    def _lost(self, error: Exception) -> EngineFault:
+        """A fault like any other: nobody starts a server of others again, so a call does not wait for that."""
+        return EngineFault(f"connection to {self._url}: {type(error).__name__} {error}")
+
+
+def counted(wire: Wire) -> Callable[[bytes], TokenChunk | None]:
+    """`read_line` for one answer, whose tokens must be as many as the server tells versions of."""
+    sampled = 0
+
+    def parse(line: bytes) -> TokenChunk | None:
+        nonlocal sampled
+        chunk = read_line(line, wire)
+        if chunk is not None:
+            sampled += len(chunk)
+            if chunk.exact is not None and len(chunk.exact) != sampled:
+                raise EngineFault(f"the server told the versions of {len(chunk.exact)} tokens, it sent {sampled}")
+        return chunk
+
+    return parse
 
 
 def root_of(url: str) -> str:

@@ -27,8 +27,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,9 @@ from gyre_hpc.engines.protocol import (
     Holding,
     NotReceived,
     RequestRefused,
-    TokenChunk,
 )
 from gyre_hpc.engines.sampling import seed_key, uniforms
-from gyre_hpc.engines.streaming import Lines, Reader, broken, chunks, read_rest, session
+from gyre_hpc.engines.streaming import Lines, Question, Reader, StreamingClient, session
 from gyre_hpc.engines.vllm_wire import parse_line
 from gyre_hpc.engines.weight_member import SCHEME
 from gyre_hpc.errors import ConfigError
@@ -284,49 +282,29 @@ class VllmEngine:
         return control.call(f"{self.address.url}/{name}", deadline, body)
 
 
-class VllmClient:
-    """An `EngineClient` over `/inference/v1/generate`; one per engine and event loop."""
+class VllmClient(StreamingClient):
+    """An `EngineClient` over `/inference/v1/generate`.
+
+    With a ticket `generate` also raises Doubt, where its KV must not be pulled for this request.
+    """
 
     def __init__(self, address: EngineAddress) -> None:
-        self._url = f"{address.url}/inference/v1/generate"
+        super().__init__(f"{address.url}/inference/v1/generate", "vLLM", session(keepalive=4.0))
         self._window = address.window
         self._seeded = not on_cpu()
-        self._session = session(keepalive=4.0)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks until one with `finish`. Raises EngineFault; closing the iterator closes the connection, which cancels.
-
-        With a ticket, Doubt where its KV must not be pulled for this request.
-        """
-        data = request_body(request, self._window, self._seeded)
+    def _question(self, request: GenerateRequest) -> Question:
         headers = {"Content-Type": "application/json", "Accept": frames.MEDIA}
+        body = request_body(request, self._window, self._seeded)
         if request.ticket is not None:
             request.ticket.check(request.prompt, time.monotonic())
             headers[vllm_guard.KV_HEADER] = str(request.ticket.version)
-        try:
-            async with self._session.post(self._url, data=data, headers=headers) as response:
-                if response.status == vllm_guard.OTHER_VERSION:
-                    raise Doubt("version", (await response.text())[:300])
-                if response.status != 200:
-                    reason = (await response.text())[:300]
-                    raise (RequestRefused if response.status in (400, 422) else EngineFault)(f"vLLM answered {response.status}: {reason}")
-                try:
-                    async with aclosing(chunks(response.content, _reader(response))) as found:
-                        async for chunk in found:
-                            if chunk.finish is not None:
-                                await read_rest(response)
-                            yield chunk
-                            if chunk.finish is not None:
-                                return
-                finally:
-                    if not response.content.at_eof():
-                        response.close()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise broken("vLLM", error) from error
-        raise EngineFault("vLLM's answer ended early")
+        return Question(body, _reader, headers)
 
-    async def close(self) -> None:
-        await self._session.close()
+    def _refusal(self, status: int, reason: str) -> Exception:
+        if status == vllm_guard.OTHER_VERSION:
+            return Doubt("version", reason)
+        return (RequestRefused if status in (400, 422) else EngineFault)(f"vLLM answered {status}: {reason}")
 
 
 def _reader(response: aiohttp.ClientResponse) -> Reader:
