@@ -36,10 +36,11 @@ _NAMES = {GLOO: "gyre_gloo", NCCL: "nccl", IPC: "ipc"}
 
 @dataclass(kw_only=True)
 class GlooInitInfo(NCCLWeightTransferInitInfo):
-    """As for NCCL; `address`: this worker's, `seconds` for each broadcast."""
+    """As for NCCL; `address`: this worker's, `seconds` for each broadcast, `bucket` bytes."""
 
     address: str
     seconds: float
+    bucket: int
 
 
 class GlooWeightTransferEngine(NCCLWeightTransferEngine):
@@ -51,8 +52,7 @@ class GlooWeightTransferEngine(NCCLWeightTransferEngine):
     def init_transfer_engine(self, init_info: NCCLWeightTransferInitInfo) -> None:
         assert isinstance(init_info, GlooInitInfo)
         parallel = self.parallel_config
-        place = {name: getattr(init_info, name) for name in ("master_address", "master_port", "rank_offset", "world_size", "seconds")}
-        self.model_update_group = weight_groups.join(place, worker_number(parallel), init_info.address)
+        self.model_update_group = weight_groups.join(vars(init_info), worker_number(parallel), init_info.address)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))

@@ -48,16 +48,16 @@ class Sender(Protocol):
 class GlooSender:
     """Rank 0 of a gloo group; what vLLM's own trainer side is for NCCL."""
 
-    def __init__(self, circle: Circle, address: str) -> None:
+    def __init__(self, circle: Circle, address: str, bucket: int) -> None:
         """Forms the group. Raises Lost, RuntimeError."""
         seconds = max(1.0, circle.end - time.monotonic())
         store = weight_groups.open_store(address, seconds)
         world = len(circle.lines) + 1
-        info = {"master_address": address, "master_port": store.port, "rank_offset": 1, "world_size": world, "seconds": seconds}
+        info = {"master_address": address, "master_port": store.port, "rank_offset": 1, "world_size": world}
         beside = ThreadPoolExecutor(1, thread_name_prefix="weights-ask")
         try:
-            entered = beside.submit(circle.init_weight_transfer_engine, info)
-            self._group = weight_groups.Group(store, address, 0, world, seconds)
+            entered = beside.submit(circle.init_weight_transfer_engine, {**info, "seconds": seconds, "bucket": bucket})
+            self._group = weight_groups.Group(store, address, 0, world, seconds, bucket)
             entered.result()
         finally:
             beside.shutdown(wait=False)
@@ -92,9 +92,10 @@ class _Kept:
 
 
 class Broadcaster:
-    """Of the core's leader, for all of its publications; `device` is that of its own process."""
+    """Of the core's leader, for all of its publications; `device` is that of its own process, `bucket` the bytes of one over gloo."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, device: torch.device | None = None, bucket: int = weight_groups.BUCKET) -> None:
+        self._bucket = bucket
         self._device = device or torch.device("cpu")
         self._kept: dict[str, _Kept] = {}
         self._meeting: Meeting | None = None
@@ -124,6 +125,11 @@ class Broadcaster:
                 self._kept = {}
             self._thread = None
         return self._sent
+
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """By backend: the group that may serve again."""
+        return {backend: kept.name for backend, kept in self._kept.items()}
 
     def close(self) -> None:
         """Leave all groups."""
@@ -185,7 +191,7 @@ class Broadcaster:
     def _sender(self, backend: str, circle: Circle) -> Sender:
         address = circle.lines[0].address
         if backend == GLOO:
-            return GlooSender(circle, address)
+            return GlooSender(circle, address, self._bucket)
         from gyre_hpc.engines import vllm_senders
 
         return vllm_senders.NcclSender(circle, address) if backend == NCCL else vllm_senders.IpcSender(circle)

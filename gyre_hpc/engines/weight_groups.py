@@ -24,7 +24,7 @@ from gyre_hpc.engines.weight_meeting import Member
 from gyre_hpc.engines.weight_stream import require_room
 
 BUCKET = 64 << 20
-"""Bytes from which on a bucket is full."""
+"""Bytes."""
 GLOO = "gloo"
 FORMING = 20.0
 """Seconds for all ranks to come into a new group: who waits there for one that died can't be called off."""
@@ -38,15 +38,15 @@ Meta = tuple[str, torch.dtype, tuple[int, ...]]
 class Group:
     """One rank's end. Made by all ranks at the same time, within `FORMING` seconds; `seconds`: as long as gloo lets a broadcast take."""
 
-    def __init__(self, store: Any, address: str, rank: int, world: int, seconds: float) -> None:
-        """`address`: ours, under which the others reach us. Raises RuntimeError when somebody does not come."""
+    def __init__(self, store: Any, address: str, rank: int, world: int, seconds: float, bucket: int = BUCKET) -> None:
+        """`address`: ours, under which the others reach us; `bucket`: bytes, for all the same. RuntimeError when somebody does not come."""
         _forget()
         gloo: Any = _distributed.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=min(FORMING, seconds))
         options._devices = [gloo.create_device(hostname=address)]
         self._group = gloo(_distributed.PrefixStore("weights", store), rank, world, options)
-        self._store, self._seconds = store, seconds
+        self._store, self._seconds, self.bucket = store, seconds, bucket
         self._left = threading.Event()
 
     def broadcast(self, data: torch.Tensor) -> None:
@@ -94,7 +94,7 @@ def _leave_behind() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def buckets(sizes: Iterable[int], limit: int = BUCKET) -> Iterator[int]:
+def buckets(sizes: Iterable[int], limit: int) -> Iterator[int]:
     """How many tensors of these sizes (bytes) go into each bucket, in their order; the one that fills it is its last."""
     count = held = 0
     for size in sizes:
@@ -124,7 +124,7 @@ def announced(weights: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Any]:
 def send(group: Group, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
     """All of them, as rank 0, each bucket from the host's memory. Raises RuntimeError."""
     left = iter(weights)
-    for count in buckets(tensor.nbytes for _, tensor in weights):
+    for count in buckets((tensor.nbytes for _, tensor in weights), group.bucket):
         parts = [_bytes(tensor.to("cpu")) for _, tensor in (next(left) for _ in range(count))]
         data = parts[0] if count == 1 else torch.cat(parts)
         if len(data):
@@ -135,7 +135,7 @@ def receive(group: Group, expected: Sequence[Meta]) -> Iterator[list[tuple[str, 
     """Bucket by bucket, in the host's memory. Raises RuntimeError."""
     sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in expected]
     at = 0
-    for count in buckets(sizes):
+    for count in buckets(sizes, group.bucket):
         data = torch.empty(sum(sizes[at : at + count]), dtype=torch.uint8)
         if len(data):
             group.broadcast(data)
@@ -159,7 +159,7 @@ def open_store(address: str, seconds: float) -> Any:
 
 
 def join(info: dict[str, Any], worker: int, address: str) -> Group:
-    """The group that the leader told us of: {master_address, master_port, rank_offset, world_size, seconds}."""
+    """The group that the leader told us of: {master_address, master_port, rank_offset, world_size, seconds, bucket}."""
     seconds = float(info["seconds"])
     store = _distributed.TCPStore(
         info["master_address"],
@@ -168,7 +168,7 @@ def join(info: dict[str, Any], worker: int, address: str) -> Group:
         wait_for_workers=False,
         timeout=timedelta(seconds=min(FORMING, seconds)),
     )
-    return Group(store, address, info["rank_offset"] + worker, info["world_size"], seconds)
+    return Group(store, address, info["rank_offset"] + worker, info["world_size"], seconds, int(info["bucket"]))
 
 
 class Collector:

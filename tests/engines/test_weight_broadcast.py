@@ -29,16 +29,9 @@ WEIGHTS = [
 
 @pytest.fixture
 def sender() -> Iterator[Broadcaster]:
-    made = Broadcaster()
+    made = Broadcaster(bucket=100)
     yield made
     made.close()
-
-
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several of them in what tests send."""
-    monkeypatch.setattr(weight_groups, "FORMING", 3.0)
-    monkeypatch.setattr(weight_groups.buckets, "__defaults__", (100,))
 
 
 def attending(source: str, members: dict[str, Any], version: int = 1, seconds: float = 20.0) -> dict[str, Future[None]]:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from gyre_hpc.engines import weight_groups
 from gyre_hpc.engines.protocol import NotReceived
 from gyre_hpc.engines.weight_broadcast import Broadcaster
 from gyre_hpc.engines.weight_groups import Collector
@@ -54,9 +53,8 @@ class Telling(Collector):
 
 
 @pytest.fixture
-def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broadcaster]:
-    monkeypatch.setattr(weight_groups.buckets, "__defaults__", (1,))
-    made = Broadcaster()
+def sender() -> Iterator[Broadcaster]:
+    made = Broadcaster(bucket=1)
     yield made
     made.close()
 
@@ -81,12 +79,7 @@ def started() -> Iterator[Callable[..., tuple[BaseProcess, Connection]]]:
         process.join()
 
 
-def _small_buckets() -> None:
-    weight_groups.buckets.__defaults__ = (1,)
-
-
 def _member(pipe: Connection, source: str, seconds: float) -> None:
-    _small_buckets()
     pipe.send("here")
     try:
         attend(source, 1, seconds, "other", Telling(pipe))
@@ -96,8 +89,7 @@ def _member(pipe: Connection, source: str, seconds: float) -> None:
 
 
 def _leader(pipe: Connection) -> None:
-    _small_buckets()
-    pipe.send(Broadcaster().offer("127.0.0.1", 1, LARGE, 2, 10.0))
+    pipe.send(Broadcaster(bucket=1).offer("127.0.0.1", 1, LARGE, 2, 10.0))
     signal.pause()
 
 
