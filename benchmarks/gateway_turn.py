@@ -34,7 +34,7 @@ import numpy as np
 import orjson
 
 from benchmarks import vocabulary
-from gyre_hpc.engines import torch_engine, vllm_engine
+from gyre_hpc.engines import torch_engine, vllm_client
 from gyre_hpc.engines.frames import Frames, frame
 from gyre_hpc.engines.protocol import GenerateRequest, TokenChunk
 from gyre_hpc.engines.streaming import Lines, sound
@@ -73,7 +73,7 @@ class Prepared:
 
     async def generate(self, request: GenerateRequest, execution: int) -> AsyncGenerator[TokenChunk, None]:
         self.context = len(request.prompt)
-        body = vllm_engine.request_body(request, WINDOW, seeded=False) if self._vllm else torch_engine.request_body(request)
+        body = vllm_client.request_body(request, WINDOW, seeded=False) if self._vllm else torch_engine.request_body(request)
         self.bytes = len(body)
         reader = Lines(lambda line: parse_line(line, 1)) if self._vllm else Frames()
         for part in self._parts:

@@ -26,7 +26,7 @@ def connect(address: EngineAddress) -> EngineClient:
 
         return TorchClient(address)
     if address.kind == "vllm":
-        from gyre_hpc.engines.vllm_engine import VllmClient
+        from gyre_hpc.engines.vllm_client import VllmClient
 
         return VllmClient(address)
     raise ConfigError(f"engine kind {address.kind!r}", "torch or vllm")

@@ -35,7 +35,8 @@ from gyre_hpc.engines.protocol import (
     Sampling,
     TokenChunk,
 )
-from gyre_hpc.engines.vllm_engine import VllmClient, VllmEngine, command, kv_tokens, prompt_logprobs, request_body, sequences
+from gyre_hpc.engines.vllm_client import VllmClient, request_body
+from gyre_hpc.engines.vllm_engine import VllmEngine, command, kv_tokens, prompt_logprobs, sequences
 from gyre_hpc.engines.vllm_wire import Translator, parse_chunk
 from gyre_hpc.engines.weight_stream import Sender
 from gyre_hpc.errors import ConfigError, GyreError
