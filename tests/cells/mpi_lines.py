@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import mpi4py
 
 mpi4py.rc.initialize = False
@@ -30,15 +28,16 @@ def root(lines: Lines) -> None:
         notes[rank].append(note["n"])
     assert all(found == [0, 1, 2] for found in notes.values())
     # one that does not answer holds up nobody else
-    slow = lines.ask(1, {"sleep": 1.0})
+    slow = lines.ask(1, {"held": True})
     if lines.size > 2:
-        quick = lines.ask(lines.size - 1, {"sleep": 0.0})
+        quick = lines.ask(lines.size - 1, {"held": False})
         wait(lambda: lines.answer_to(quick), "the quick one", 30, print)
         assert lines.answer_to(slow) is None
+    BESIDE.send(None, dest=1)
     wait(lambda: lines.answer_to(slow), "the slow one", 30, print)
     for rank in range(1, lines.size):
         if rank not in (1, lines.size - 1):
-            lines.ask(rank, {"sleep": 0.0})
+            lines.ask(rank, {"held": False})
 
 
 def other(lines: Lines) -> None:
@@ -49,12 +48,15 @@ def other(lines: Lines) -> None:
     for n in range(3):
         lines.tell({"n": n})
     last = wait(lines.poll, "the last question", 30, print)
-    time.sleep(last.message["sleep"])
+    if last.message["held"]:
+        BESIDE.recv(source=0)
     lines.answer(last.number, {"slept": 1})
 
 
 MPI.Init()
 LINES = Lines(MPI.COMM_WORLD)
+BESIDE = MPI.COMM_WORLD.Dup()
+"""Lets the slow one go."""
 (root if LINES.rank == 0 else other)(LINES)
 wait(LINES.drain, "the end of the lines", 30, print)
 MPI.Finalize()

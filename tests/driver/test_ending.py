@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from gyre_hpc.driver import ending
 from gyre_hpc.driver.ending import end_one, stop_all, verdict
 from gyre_hpc.driver.launcher import Child, LocalLauncher
@@ -17,7 +19,7 @@ from gyre_hpc.failure import Failure, record_failure
 TIDY = """
 import pathlib, signal, sys, time
 def leave(*_):
-    time.sleep(0.3)
+    time.sleep(0.1)
     pathlib.Path(sys.argv[1]).unlink()
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave if sys.argv[2] == "tidy" else signal.SIG_IGN)
@@ -34,7 +36,9 @@ def child(tmp_path: Path, name: str) -> Child:
     return Child(name, process, tmp_path / "log", 1)
 
 
-def test_a_hurried_stop_leaves_a_moment_to_tidy_up_and_then_kills(tmp_path: Path) -> None:
+def test_a_hurried_stop_leaves_a_moment_to_tidy_up_and_then_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "HURRIED", 2.0)  # where cores are crowded as well
+    monkeypatch.setattr(ending, "LEAVE", 60.0)
     tidy, stubborn = child(tmp_path, "tidy"), child(tmp_path, "stubborn")
     begun = time.monotonic()
     left = stop_all([tidy, stubborn], LocalLauncher(), tmp_path, 30.0, "GYRE_TEST_MARK", lambda: True)
@@ -95,7 +99,7 @@ def test_the_end_of_one_child_spares_who_has_its_pid_on_another_node(tmp_path: P
     client = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
     try:
         end_one(Child("supervisor-n1", client, tmp_path / "log", 2), LocalLauncher(), tmp_path, "GYRE_TEST_MARK")
-        assert orphan.wait(5.0) == 0
+        assert orphan.wait(60.0) == 0
         assert gateway.poll() is None
     finally:
         gateway.kill()
