@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.places import PLACES, longest_first, place
+from tests.places import PLACES, longest_first, may_have, place
 from tests.slurm.fixtures import inside, slurm
 
 __all__ = ["inside", "slurm"]
@@ -27,6 +27,13 @@ _undeclared: list[str] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--place", choices=PLACES, help="only the tests that run beside others, or alone (tests/places.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    wanted = config.getoption("--place")
+    if wanted and collection_path.name.startswith("test_") and not may_have(collection_path, wanted):
+        return True
+    return None  # as pytest would
 
 
 @pytest.hookimpl(trylast=True)

@@ -25,6 +25,13 @@ def place(item: pytest.Item) -> str:
     return "alone" if starts_vllm or item.path.is_relative_to(_JOBS) else "beside"
 
 
+def may_have(path: Path, wanted: str) -> bool:
+    """Whether a file can have tests of this place: those that can't need not be compiled and imported."""
+    if path.is_relative_to(_JOBS):
+        return wanted == "alone"
+    return wanted == "beside" or "mark.vllm" in path.read_text()
+
+
 def longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Files whose tests take long come first, so that no worker begins one when the others are done; within a file nothing changes."""
     weight: dict[Path, int] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.places import longest_first, place
+from tests.places import PLACES, longest_first, may_have, place
 
 HERE = Path(__file__).parent
 
@@ -43,3 +43,9 @@ def test_the_longest_come_first_and_files_stay_whole() -> None:
         ("c.py", "client"),
         ("a.py", "quick"),
     ]
+
+
+def test_a_file_is_left_out_of_a_place_where_it_has_no_test() -> None:
+    assert [may_have(HERE / "job" / "test_run.py", wanted) for wanted in PLACES] == [False, True]
+    assert [may_have(HERE / "engines" / "test_vllm_engine.py", wanted) for wanted in PLACES] == [True, True]
+    assert [may_have(HERE / "test_layout.py", wanted) for wanted in PLACES] == [True, False]
