@@ -10,7 +10,6 @@ crash in between the next attempt emits it from the checkpoint, so no step is sk
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections import deque
 from collections.abc import Generator
@@ -50,7 +49,7 @@ from gyre_hpc.controller.feeding import Feeding
 from gyre_hpc.controller.groups import Groups
 from gyre_hpc.controller.messages import Close, Start, Stop
 from gyre_hpc.controller.plan import Planner
-from gyre_hpc.controller.publication import hold_calls, open_routes, path_of, publish
+from gyre_hpc.controller.publication import Publisher, hold_calls, open_routes
 from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.resuming import branch_off, reconcile
 from gyre_hpc.controller.revival import Revival
@@ -60,7 +59,6 @@ from gyre_hpc.controller.stepend import closing, trained
 from gyre_hpc.controller.stepwork import Counter, StepWork
 from gyre_hpc.controller.stopping import Saves, save_at_stop
 from gyre_hpc.controller.transfers import Order, Transfers, tell
-from gyre_hpc.engines.options import vllm_transfers
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
@@ -92,7 +90,7 @@ class Controller:
         checkpoint: Checkpoint | None,
         counter: Counter,
     ) -> None:
-        self.config, self.paths, self.attempt, self.base_model = config, paths, attempt, base_model
+        self.config, self.paths, self.attempt = config, paths, attempt
         self.channel, self.client = channel, client
         self.saved = read_state(checkpoint) if checkpoint else None
         self._start_patience = patience(config, checkpoint)
@@ -106,14 +104,11 @@ class Controller:
         self.branches = Branches()
         self._engines = Engines(())
         """As they were at the start."""
-        self._offer, why = path_of(config.publication.path, config.rollout.engine, vllm_transfers())
-        logger.info("weights get into engines by %s (%s)", self._offer or "files", why)
         self._standalone = range(0)
         """Cells behind the others, which only serve."""
         self._decisions: deque[Decision] = deque()
         self._activity: Activity | None = None
         self._activity_name = ""
-        self._weights = base_model
         self._step_started = time.monotonic()
         self._progress_at = time.monotonic()
         self._changes = Changes(client)
@@ -121,6 +116,7 @@ class Controller:
         self._finished = False
         self._stopping = False
         self.asking = Asking(channel, lines)
+        self._publisher = Publisher(self.asking, client, config, paths, base_model)
         self.transfers = Transfers(self.asking, client, self.events, config.deadlines)
         self.revival = Revival(self.asking, client, self.events, config.deadlines, attempt)
         self._showing = Showing(config, attempt, paths.live, client.status, self.asking.http)
@@ -266,7 +262,7 @@ class Controller:
         return True
 
     def _revive(self, cell: int) -> Activity:
-        yield from self.revival.run(cell, self.policy.published, str(self._weights))
+        yield from self.revival.run(cell, self.policy.published, str(self._publisher.weights))
         return [self._capacity_of(cell)]
 
     def _capacity_of(self, cell: int) -> CapacityChanged:
@@ -321,7 +317,7 @@ class Controller:
     def _transfer(self, decision: Transfer) -> Activity:
         status = yield from self.asking.call(self.client.status)
         may_hold = self.policy.schedule.mode is Mode.ASYNC
-        order = Order(decision.cell, decision.to, may_hold, self.policy.published, str(self._weights))
+        order = Order(decision.cell, decision.to, may_hold, self.policy.published, str(self._publisher.weights))
         ended = yield from self.transfers.run(order)
         return [tell(self.events, order, ended, int(status.get("live", 0)))]
 
@@ -371,15 +367,8 @@ class Controller:
 
     def _export_and_update(self, version: int) -> Generator[None, None, dict[str, float]]:
         """The core's weights into every engine that serves; old versions go."""
-        directory = self.paths.weights_of(version)
         serving = self._serving()
-        engines = self._engines.serving(serving, self.revival.dead)
-        phases = yield from publish(self.asking, self.client, self.config.deadlines, version, directory, serving, self._offer, engines)
-        self._weights = directory
-        for old in sorted(self.paths.weights.glob("version-*"))[:-2]:
-            if old != directory:
-                shutil.rmtree(old, ignore_errors=True)
-        return phases
+        return (yield from self._publisher.publish(version, serving, self._engines.serving(serving, self.revival.dead)))
 
     # -- at once ------------------------------------------------------------------------------------------------------------------
 

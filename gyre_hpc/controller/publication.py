@@ -11,19 +11,43 @@ longest.
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 
-from gyre_hpc.config import DeadlinesSection
+from gyre_hpc.config import Config, DeadlinesSection
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.messages import Command, Export, Update
 from gyre_hpc.controller.transfers import set_routes
+from gyre_hpc.engines.options import vllm_transfers
 from gyre_hpc.errors import GyreError
 from gyre_hpc.gateway.client import ControlClient
+from gyre_hpc.paths import RunPaths
 
 logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Versions of one attempt, one after the other, by the path that the configuration names."""
+
+    def __init__(self, asking: Asking, client: ControlClient, config: Config, paths: RunPaths, base_model: Path) -> None:
+        self._asking, self._client, self._deadlines, self._paths = asking, client, config.deadlines, paths
+        self.weights = base_model
+        """The directory of the newest version that engines have."""
+        self._offer, why = path_of(config.publication.path, config.rollout.engine, vllm_transfers())
+        logger.info("weights get into engines by %s (%s)", self._offer or "files", why)
+
+    def publish(self, version: int, serving: Sequence[int], engines: int) -> Generator[None, None, dict[str, float]]:
+        """See `publish`; of older versions only the last stays on disk."""
+        directory = self._paths.weights_of(version)
+        phases = yield from publish(self._asking, self._client, self._deadlines, version, directory, serving, self._offer, engines)
+        self.weights = directory
+        for old in sorted(self._paths.weights.glob("version-*"))[:-2]:
+            if old != directory:
+                shutil.rmtree(old, ignore_errors=True)
+        return phases
 
 
 def publish(

@@ -8,12 +8,13 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from gyre_hpc.config import DeadlinesSection
+from gyre_hpc.config import Config, DeadlinesSection
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.messages import Command, Export, Message, Update
-from gyre_hpc.controller.publication import hold_calls, path_of, publish
+from gyre_hpc.controller.publication import Publisher, hold_calls, path_of, publish
 from gyre_hpc.errors import GyreError
 from gyre_hpc.gateway.client import ControlClient
+from gyre_hpc.paths import RunPaths
 
 T = TypeVar("T")
 
@@ -116,12 +117,26 @@ def test_the_path_is_the_one_wanted_and_has_a_reason(wanted: str, engine: str, t
 
 def published(world: FakeWorld, offer: str) -> dict[str, float]:
     """The phases of a publication into cells 2 and 3."""
-    steps = publish(cast(Asking, world), cast(ControlClient, world), DeadlinesSection(), 7, Path("version-7"), (2, 3), offer, 4)
+    return drained(publish(cast(Asking, world), cast(ControlClient, world), DeadlinesSection(), 7, Path("version-7"), (2, 3), offer, 4))
+
+
+def drained(steps: Generator[None, None, dict[str, float]]) -> dict[str, float]:
     while True:
         try:
             next(steps)
         except StopIteration as stop:
             return dict(stop.value)
+
+
+def test_the_newest_two_versions_stay_on_disk_and_engines_have_the_last(tmp_path: Path) -> None:
+    world, paths = FakeWorld(), RunPaths(tmp_path)
+    publisher = Publisher(cast(Asking, world), cast(ControlClient, world), Config(), paths, tmp_path / "base")
+    assert publisher.weights == tmp_path / "base"
+    for version in range(1, 5):
+        paths.weights_of(version).mkdir(parents=True)  # as the core does
+        drained(publisher.publish(version, (2, 3), 4))
+        assert publisher.weights == paths.weights_of(version)
+    assert sorted(paths.weights.iterdir()) == [paths.weights_of(3), paths.weights_of(4)]
 
 
 def test_at_the_end_calls_wait_and_a_gateway_that_can_not_do_that_does_not_hold_the_end_up(caplog: pytest.LogCaptureFixture) -> None:
