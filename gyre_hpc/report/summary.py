@@ -20,7 +20,7 @@ _STARTING = "starting"
 
 @dataclass(frozen=True)
 class Span:
-    """One cell in one state ("starting", "rollout", "training" or "transfer") from `start` to `end`, seconds."""
+    """One cell in one state ("starting", "rollout", "training" or "transfer"; "down" where a simulated run failed), seconds."""
 
     cell: int
     state: str

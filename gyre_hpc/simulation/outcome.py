@@ -9,18 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cells.policy import Policy
+from gyre_hpc.report.summary import Span
 from gyre_hpc.simulation.fleet import Fleet
 from gyre_hpc.simulation.scenario import Scenario
-
-
-@dataclass(frozen=True)
-class Span:
-    """One cell in one state ("rollout", "training", "transfer" or "down") from `start` to `end`, seconds."""
-
-    cell: int
-    state: str
-    start: float
-    end: float
 
 
 @dataclass(frozen=True)

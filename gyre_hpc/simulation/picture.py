@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gyre_hpc.report.summary import Summary
+from gyre_hpc.report.summary import Span, Summary
 from gyre_hpc.report.svg import gantt, pool_row
-from gyre_hpc.simulation.outcome import Outcome, Span
+from gyre_hpc.simulation.outcome import Outcome
 
 _COLOURS = {"starting": "muted", "rollout": "blue", "training": "pink", "transfer": "amber", "down": "muted"}
 _STYLE = (
@@ -24,8 +24,7 @@ def draw(found: Outcome, standalone: int = 0) -> str:
 def draw_work(found: Outcome, standalone: int = 0) -> str:
     """The same from the first dispatch to the last step's end, to stand beside `draw_run` of a real run."""
     start = found.began
-    spans = [Span(s.cell, s.state, max(s.start, start) - start, s.end - start) for s in found.spans if s.end > start]
-    return _drawn(spans, [at - start for at in found.steps], max(found.steps) - start, standalone)
+    return _drawn(_from(start, found.spans), [at - start for at in found.steps], max(found.steps) - start, standalone)
 
 
 def draw_run(summary: Summary, zero: float, began: float | None = None, lead: float = 5.0) -> str:
@@ -33,9 +32,13 @@ def draw_run(summary: Summary, zero: float, began: float | None = None, lead: fl
     event."""
     first = min((t.at for t in summary.transfers), default=0.0) - lead if began is None else began - zero
     start = max(0.0, first)
-    spans = [Span(s.cell, s.state, max(s.start, start) - start, s.end - start) for s in summary.spans if s.end > start]
     steps = [float(step["t"]) - zero - start for step in summary.steps]
-    return _drawn(spans, steps, max(steps, default=summary.seconds - start), summary.standalone)
+    return _drawn(_from(start, summary.spans), steps, max(steps, default=summary.seconds - start), summary.standalone)
+
+
+def _from(start: float, spans: Sequence[Span]) -> list[Span]:
+    """What is later than `start`, counted from there."""
+    return [Span(s.cell, s.state, max(s.start, start) - start, s.end - start) for s in spans if s.end > start]
 
 
 def _drawn(spans: Sequence[Span], steps: Sequence[float], seconds: float, standalone: int) -> str:
