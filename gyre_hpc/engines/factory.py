@@ -1,8 +1,10 @@
-"""From a kind ("torch", "vllm") to its server handle and client; the only place that knows all kinds."""
+"""From a kind ("torch", "vllm") to its server handle and client, and from a way of handing over KV to its link; the only place that knows
+all of them."""
 
 from __future__ import annotations
 
-from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineServer, EngineSpec
+from gyre_hpc.engines.handover import KvLink
+from gyre_hpc.engines.protocol import NIXL, EngineAddress, EngineClient, EngineServer, EngineSpec
 from gyre_hpc.errors import ConfigError
 
 
@@ -30,3 +32,12 @@ def connect(address: EngineAddress) -> EngineClient:
 
         return VllmClient(address)
     raise ConfigError(f"engine kind {address.kind!r}", "torch or vllm")
+
+
+def link(address: EngineAddress) -> KvLink | None:
+    """The hand-over side of an engine; None: it can only recompute. Call it inside the event loop that uses it."""
+    if address.handover == NIXL:
+        from gyre_hpc.engines.handover_nixl import NixlLink
+
+        return NixlLink(address)
+    return None

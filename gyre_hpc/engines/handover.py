@@ -23,15 +23,14 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, Sampling, TokenChunk
+from gyre_hpc.engines.protocol import Doubt, EngineClient, EngineFault, GenerateRequest, Sampling, Ticket, TokenChunk
 
 log = logging.getLogger(__name__)
 
-RECOMPUTE, NIXL = "recompute", "nixl"
 _AT_ONCE = 8
 """Waiting conversations that are brought over at the same time; calls in flight all go at once."""
 _CANCELLED = 1.0
@@ -40,36 +39,8 @@ _ANSWER = 5.0
 """Seconds for what is only asked for the record, and for undoing at the end."""
 
 
-class Doubt(EngineFault):
-    """This KV may not be what it should be: it is computed again. `reason`: one word, counted."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
 class Gone(EngineFault):
     """Nothing listens there any more: whatever the engine still does, nobody will be told of it."""
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """What a source keeps pinned: the KV of exactly `tokens` under weights `version`, to be pulled before `until`.
-
-    `params`: the engine's own words for it, handed on unchanged.
-    """
-
-    tokens: Sequence[int]
-    version: int
-    until: float
-    params: Mapping[str, Any]
-
-    def check(self, prompt: Sequence[int], now: float) -> None:
-        """Raises Doubt: a pull for this prompt at this time would be answered, and wrong."""
-        if now >= self.until:
-            raise Doubt("late", f"the pinned KV is {now - self.until:.1f} s past our deadline")
-        if prompt is not self.tokens and list(prompt) != list(self.tokens):
-            raise Doubt("prompt", f"a prompt of {len(prompt)} tokens is not the pinned one of {len(self.tokens)}")
 
 
 @dataclass(frozen=True)
@@ -112,15 +83,6 @@ class KvLink(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def link(address: EngineAddress) -> KvLink | None:
-    """The hand-over side of an engine; None: it can only recompute. Call it inside the event loop that uses it."""
-    if address.handover == NIXL:
-        from gyre_hpc.engines.handover_nixl import NixlLink
-
-        return NixlLink(address)
-    return None
 
 
 class Departure:

@@ -22,9 +22,9 @@ import aiohttp
 import orjson
 
 from gyre_hpc.engines import vllm_guard
-from gyre_hpc.engines.handover import Counters, Doubt, Gone, Ticket
+from gyre_hpc.engines.handover import Counters, Gone
 from gyre_hpc.engines.prompt import request_json
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault
+from gyre_hpc.engines.protocol import Doubt, EngineAddress, EngineFault, Ticket
 from gyre_hpc.errors import ConfigError
 
 LEASE = 60

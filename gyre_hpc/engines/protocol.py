@@ -12,19 +12,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from gyre_hpc.engines.handover import Ticket
-
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
+NIXL = "nixl"
+"""`handover` of engines that give KV to one another."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,26 @@ class Sampling:
     top_k: int = 0
     seed: int = 0
     stop: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a source keeps pinned: the KV of exactly `tokens` under weights `version`, to be pulled before `until`.
+
+    `params`: the engine's own words for it, handed on unchanged.
+    """
+
+    tokens: Sequence[int]
+    version: int
+    until: float
+    params: Mapping[str, Any]
+
+    def check(self, prompt: Sequence[int], now: float) -> None:
+        """Raises Doubt: a pull for this prompt at this time would be answered, and wrong."""
+        if now >= self.until:
+            raise Doubt("late", f"the pinned KV is {now - self.until:.1f} s past our deadline")
+        if prompt is not self.tokens and list(prompt) != list(self.tokens):
+            raise Doubt("prompt", f"a prompt of {len(prompt)} tokens is not the pinned one of {len(self.tokens)}")
 
 
 @dataclass(frozen=True)
@@ -135,6 +154,14 @@ class RequestRefused(EngineFault):
 
 class NotReceived(EngineFault):
     """Weights did not arrive whole: the engine has those that it had, and serves them; it may load the same version from files."""
+
+
+class Doubt(EngineFault):
+    """This KV may not be what it should be: it is computed again. `reason`: one word, counted."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class EngineClient(Protocol):

@@ -20,11 +20,10 @@ import aiohttp
 import numpy as np
 
 from gyre_hpc.engines import frames, vllm_guard
-from gyre_hpc.engines.handover import Doubt
 from gyre_hpc.engines.handover_nixl import pull_fields
 from gyre_hpc.engines.options import on_cpu
 from gyre_hpc.engines.prompt import request_json
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, RequestRefused
+from gyre_hpc.engines.protocol import Doubt, EngineAddress, EngineFault, GenerateRequest, RequestRefused
 from gyre_hpc.engines.sampling import seed_key, uniforms
 from gyre_hpc.engines.streaming import Lines, Question, Reader, StreamingClient, session
 from gyre_hpc.engines.vllm_wire import parse_line

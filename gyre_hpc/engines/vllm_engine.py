@@ -25,9 +25,9 @@ import orjson
 
 from gyre_hpc import processes
 from gyre_hpc.engines import control, handover_nixl, vllm_guard
-from gyre_hpc.engines.handover import NIXL
 from gyre_hpc.engines.options import KV_GIB, on_cpu, vllm_options
 from gyre_hpc.engines.protocol import (
+    NIXL,
     EngineAddress,
     EngineFault,
     EngineSpec,

@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
-from gyre_hpc.engines.factory import connect
-from gyre_hpc.engines.handover import KvLink, link
+from gyre_hpc.engines.factory import connect, link
+from gyre_hpc.engines.handover import KvLink
 from gyre_hpc.engines.handover_waiting import WaitingConversations
 from gyre_hpc.engines.protocol import EngineAddress, EngineClient, EngineFault, GenerateRequest, TokenChunk
 from gyre_hpc.gateway.carriage import Carriage

@@ -15,8 +15,8 @@ from itertools import count
 
 import numpy as np
 
-from gyre_hpc.engines.handover import Counters, Doubt, Gone, Ticket
-from gyre_hpc.engines.protocol import EngineFault, GenerateRequest, TokenChunk
+from gyre_hpc.engines.handover import Counters, Gone
+from gyre_hpc.engines.protocol import Doubt, EngineFault, GenerateRequest, Ticket, TokenChunk
 
 WRONG = 10_000
 BLOCK = 4

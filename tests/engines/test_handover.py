@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.engines.handover import Counters, Departure, Doubt, Ticket, link
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, GenerateRequest, Sampling
+from gyre_hpc.engines.factory import link
+from gyre_hpc.engines.handover import Counters, Departure
+from gyre_hpc.engines.protocol import Doubt, EngineAddress, EngineFault, GenerateRequest, Sampling, Ticket
 from tests.engines.fake_kv import BLOCK, WRONG, FakeEngine, undisturbed
 
 PROMPT = list(range(50, 71))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.engines.handover import KvLink, Ticket
+from gyre_hpc.engines.handover import KvLink
 from gyre_hpc.engines.handover_nixl import NixlLink
-from gyre_hpc.engines.protocol import EngineAddress, EngineServer, GenerateRequest, Sampling
+from gyre_hpc.engines.protocol import EngineAddress, EngineServer, GenerateRequest, Sampling, Ticket
 from gyre_hpc.gateway.router import Router
 from tests.engines.forced import Halting
 from tests.engines.models import VOCABULARY, plain_logprobs

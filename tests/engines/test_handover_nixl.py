@@ -16,9 +16,9 @@ import pytest
 
 from gyre_hpc.engines import handover_nixl
 from gyre_hpc.engines.factory import connect
-from gyre_hpc.engines.handover import Counters, Departure, Doubt, Gone, Ticket
+from gyre_hpc.engines.handover import Counters, Departure, Gone
 from gyre_hpc.engines.handover_nixl import Ended, NixlLink, options, read_block, read_counters
-from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineServer, GenerateRequest, Sampling
+from gyre_hpc.engines.protocol import Doubt, EngineAddress, EngineFault, EngineServer, GenerateRequest, Sampling, Ticket
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.router import Router
 from tests.engines.forced import Forced, Outcome

@@ -24,7 +24,6 @@ from gyre_hpc.engines import vllm_guard
 from gyre_hpc.engines.control import text
 from gyre_hpc.engines.factory import connect, start_engine
 from gyre_hpc.engines.frames import Frames
-from gyre_hpc.engines.handover import Ticket
 from gyre_hpc.engines.protocol import (
     EngineAddress,
     EngineFault,
@@ -33,6 +32,7 @@ from gyre_hpc.engines.protocol import (
     NotReceived,
     RequestRefused,
     Sampling,
+    Ticket,
     TokenChunk,
 )
 from gyre_hpc.engines.vllm_client import VllmClient, request_body

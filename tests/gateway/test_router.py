@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from gyre_hpc.engines.factory import connect
-from gyre_hpc.engines.handover import link
+from gyre_hpc.engines.factory import connect, link
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault
 from gyre_hpc.gateway.router import Router
 from tests.gateway.scripted import ScriptedEngine, call, collect, scripted, settle
