@@ -34,6 +34,12 @@ def wished(folder: Path) -> bool:
     return (folder / WISH).exists()
 
 
+def withdraw(folder: Path) -> None:
+    """Nobody is asked any more: those who were have ended, and others take their place."""
+    for name in (NAME, WISH):
+        (folder / name).unlink(missing_ok=True)
+
+
 def _write(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc import stopfile
-from gyre_hpc.stopfile import StopFile, ask, wished
+from gyre_hpc.stopfile import StopFile, ask, wish, wished, withdraw
 
 
 def test_the_file_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,10 @@ def test_the_file_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.Monk
     assert (file.asked(), file.left()) == (True, 6.0)
     ask(tmp_path, 0.0)
     assert file.left() == 0.0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stop"]
+    wish(tmp_path, "rank-00001")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stop", "wish"]
+    withdraw(tmp_path)
+    assert (file.asked(), file.left(), wished(tmp_path)) == (False, float("inf"), False)
 
 
 def test_one_that_somebody_touched_leaves_no_time(tmp_path: Path) -> None:

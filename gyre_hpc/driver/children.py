@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre_hpc import stopfile
 from gyre_hpc.driver.ending import end_one, signal_of, verdict
 from gyre_hpc.driver.launcher import MPI_STEP, Child, Launcher, started
 from gyre_hpc.driver.world import TRIES, WorldWatch
@@ -149,7 +150,9 @@ class Children:
         """Start the ranks again (False: the run is not finished). Raises Resumable when they were started often enough."""
         assert self._starters is not None
         self.living.remove(mpi)
+        stopfile.ask(self._folder, 0.0)  # a rank that SIGTERM reaches is to die of it, not to pass it on
         end_one(mpi, self._launcher, self._folder, MARK)
+        stopfile.withdraw(self._folder)
         tries = self.ranks.tries
         if not self.ranks.again():
             raise Resumable(f"{why}, {TRIES} times; log: {mpi.log}", "`gyre doctor`; MPIR_CVAR_CH4_NETMOD chooses MPICH's network")
