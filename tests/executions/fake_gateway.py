@@ -96,7 +96,7 @@ class FakeGateway:
         self.reported.set()
         return web.json_response({})
 
-    async def until_reported(self, count: int, deadline: float = 20.0) -> None:
+    async def until_reported(self, count: int, deadline: float = 120.0) -> None:
         async with asyncio.timeout(deadline):
             while len(self.ends) + len(self.losses) < count:
                 self.reported.clear()
