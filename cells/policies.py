@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cells.burst import boundary_target
 from cells.events import Decision, Mode, Role, Schedule
 from cells.policy import Policy
 from cells.waterlevel import capacity_without, may_leave
@@ -43,6 +42,9 @@ class ElasticPolicy(Policy):
 
 class ColocatePolicy(Policy):
     """All training cells change their role together; `trainers` below the number of cells gives it standalone nodes."""
+
+    keeps_spare = False
+    """No cell leaves before its executions fit into the standalone part."""
 
     def _may_leave(self, cell: int) -> bool:
         return self.waterlevel <= capacity_without(self.schedule, self.schedule.training_cells)
@@ -71,8 +73,7 @@ class AsyncPolicy(Policy):
         if cell < self.schedule.training_cells and not self._moves.refused(cell):
             return self._moves.begin(cell, Role.TRAINING)
         self._settled = True
-        target = boundary_target(self.schedule, self.step) - self.outstanding
-        return self._dispatch(target) + super()._advance()
+        return self._top_up() + super()._advance()
 
     def _begins(self) -> bool:
         return self._settled and super()._begins()

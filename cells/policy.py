@@ -20,8 +20,10 @@ Choices where the design is silent:
 - a cell that may join does so before the step is closed: at the scale that matters a transfer is short against a step. With
   `join_late` the step also stays open until its work is claimed, so that a cell which comes free meanwhile still helps; nobody joins the
   last step of a burst for nothing. The simulator says what that is worth (docs/simulation.md);
-- a skipped group is replaced at once as far as rollout can hold the replacement. When it can't (all cells are in training), the open
-  step is closed short, or, with nothing fed, the burst ends early: returning a cell in mid-burst would break the rule above.
+- a skipped group is replaced at once as far as rollout can hold the replacement: what the boundary asked for stays outstanding, less what
+  was fed since. (Replacing only what the burst itself lacks uses up the phi batches first, and then waits for replacements at its end; what
+  that costs: docs/simulation.md.) When rollout can't hold one (all cells are in training), the open step is closed short, or, with
+  nothing fed, the burst ends early: returning a cell in mid-burst would break the rule above.
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ class Policy(ABC):
 
     keeps_satellites = False
     """Whether satellites stay in training over a burst's boundary (they need the new weights then)."""
+    keeps_spare = True
+    """Whether a skipped group is replaced that the burst itself would not lack."""
 
     def __init__(self, schedule: Schedule, snapshot: Mapping[str, Any] | None = None) -> None:
         check_schedule(schedule)
@@ -109,6 +113,8 @@ class Policy(ABC):
         self._asked = 0
         """Groups of Dispatch decisions that were not answered yet."""
         self._burst_end: int = self.step
+        self._goal = 0
+        """Groups to be outstanding now: what the boundary topped up to, less what was fed since."""
 
     # -- the caller's side --------------------------------------------------------------------------------------------------------
 
@@ -274,8 +280,7 @@ class Policy(ABC):
         self._burst_end = min(self.step + self.schedule.mu, self.schedule.steps)
         self._moves.begin_burst()
         self._open = False
-        decisions = self._drop_overdue()
-        decisions += self._dispatch(boundary_target(self.schedule, self.step) - self.outstanding)
+        decisions = self._drop_overdue() + self._top_up()
         self._moves.boundary(self._staying())
         return decisions
 
@@ -288,6 +293,10 @@ class Policy(ABC):
         decisions += self._feed()
         return decisions + self._move_or_close()
 
+    def _top_up(self) -> list[Decision]:
+        self._goal = boundary_target(self.schedule, self.step)
+        return self._dispatch(self._goal - self.outstanding)
+
     def _dispatch(self, groups: int) -> list[Decision]:
         if groups <= 0:
             return []
@@ -295,8 +304,8 @@ class Policy(ABC):
         return [Dispatch(groups, self.published)]
 
     def _replace_skipped(self) -> list[Decision]:
-        """Skipped groups may leave the burst short of work: ask for what is missing, as far as it fits."""
-        missing = self._needed - self.outstanding
+        """Skipped groups leave less outstanding than there should be: ask for what is missing, as far as it fits."""
+        missing = max(self._needed, self._goal if self.keeps_spare else 0) - self.outstanding
         if missing > 0 and self._moves.away:  # inside the training part of a burst
             missing = min(missing, self._room())
         return self._dispatch(missing)
@@ -330,6 +339,7 @@ class Policy(ABC):
                 break
             self._backlog.take(state.group)
             self._step.feed(state.group)
+            self._goal -= 1
             decisions.append(Feed(state.group))
         return decisions
 

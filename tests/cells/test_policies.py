@@ -67,6 +67,16 @@ def test_colocate_trains_when_the_standalone_part_holds_the_rest_and_returns_who
     assert drive(policy, TransferDone(1, ROLLOUT)) == [Transfer(0, ROLLOUT)]
 
 
+def test_colocate_replaces_no_more_than_the_burst_lacks() -> None:
+    """A replacement that nobody waits for would keep all cells from training."""
+    policy = make_policy(replace(BASE, mode=Mode.COLOCATE, phi=0.5))
+    assert policy.start() == [Dispatch(3, 0)]
+    dispatched(policy, 0, 1, 2)
+    skipped = [*[ExecutionFinished(0)] * 2, GroupComplete(0, 0)]
+    assert drive(policy, *skipped) == []
+    assert drive(policy, *[ExecutionFinished(1)] * 2, GroupComplete(1, 0)) == [Dispatch(1, 0)]
+
+
 def test_colocate_without_streaming_waits_for_the_whole_burst() -> None:
     policy = make_policy(replace(BASE, mode=Mode.COLOCATE, streaming=False, mu=2, phi=0.5, groups_per_step=1, standalone_capacity=2))
     assert policy.start() == [Dispatch(2, 0)]  # two steps are left: no more than they can consume

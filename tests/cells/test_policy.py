@@ -239,6 +239,20 @@ def test_a_skipped_group_is_replaced_while_it_fits() -> None:
     assert (policy.skipped, policy.skipped_in_a_row) == (1, 1)
 
 
+def test_what_a_burst_keeps_in_hand_is_replaced_too() -> None:
+    """Or else the next skipped group would be waited for at the burst's end."""
+    policy = ElasticPolicy(SMALL)
+    assert policy.start() == [Dispatch(3, 0)]
+    drive(policy, *(GroupDispatched(group, 0, 2) for group in range(3)))
+    assert complete(policy, 0, 2, valid=0) == [Dispatch(1, 0)]
+    drive(policy, GroupDispatched(3, 0, 2))
+    complete(policy, 1, 2)
+    assert drive(policy, TransferDone(0, TRAINING))[0] == Feed(1)
+    drive(policy, TransferDone(1, TRAINING))
+    assert complete(policy, 2, 2, valid=0) == [Dispatch(1, 0)], "two of three are left, and one was fed"
+    assert policy.outstanding == 2
+
+
 def test_a_step_is_closed_short_when_nothing_can_replace_a_skipped_group() -> None:
     policy = ElasticPolicy(replace(SMALL, phi=0.0, capacity=(4, 1)))
     policy.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -77,6 +78,8 @@ class World:
         self.closing = self.publishing = False
         self.left_in: int | None = None
         """The burst in which cells left rollout last; None once none of them is away (the core's transfer was undone)."""
+        self.stayed_in: int | None = None
+        """The burst that began with a core which stayed over its boundary."""
         self.claimed = self.waiting = 0
         self.leftover = sum(g.size - g.finished for g in self.groups.values())
         """Unfinished executions that a restart found: they may be more than async's rollout cells hold."""
@@ -212,9 +215,10 @@ class World:
         and async queues what has no slot.)
         """
         core_alone = self.roles == [Role.TRAINING] + [Role.ROLLOUT] * (len(self.roles) - 1) and self.transfer is None
-        if self.schedule.mode is Mode.ELASTIC and core_alone and self.left_in != self.policy.burst:  # it stayed over the boundary
+        if self.schedule.mode is Mode.ELASTIC and core_alone and self.policy.burst not in (self.left_in, self.stayed_in):
             assert self.waiting >= self.schedule.groups_per_step, "the core stays though no batch waits"
-            self.left_in = None if self.mortal else self.policy.burst
+            self.stayed_in = self.policy.burst
+            self.left_in = self.left_in if self.mortal else self.policy.burst
         if self.left_in == self.policy.burst and self.schedule.mode is not Mode.ASYNC:
             over = max(0, self.waterlevel() - self.rollout_capacity())
             assert over <= self.excess, "unfinished executions without a slot in mid-burst"
@@ -230,6 +234,7 @@ class World:
                     assert groups > 0
                     assert version == self.published
                     self.dispatches += [version] * groups
+                    self.check_outstanding()
                 case Transfer():
                     self.begin_transfer(decision)
                 case Feed(group):
@@ -246,6 +251,15 @@ class World:
                 case Finish():
                     assert self.step == self.published == self.schedule.steps
                     self.over = True
+
+    def check_outstanding(self) -> None:
+        """A dispatch brings what no step has up to (phi + mu) batches at most, and to no more than the steps left can take."""
+        fed = len(self.fed) if not self.closing else 0
+        taken = {*self.fed, *self.trained, *self.dropped}
+        outstanding = len(self.dispatches) + sum(g.group not in taken and g.valid != 0 for g in self.groups.values())
+        left = (self.schedule.steps - self.step) * self.schedule.groups_per_step - fed
+        most = math.ceil((self.schedule.phi + self.schedule.mu) * self.schedule.groups_per_step - 1e-9)
+        assert outstanding <= min(left, most), "more than the boundary may ask for"
 
     def begin_transfer(self, transfer: Transfer) -> None:
         assert self.transfer is None, "two transfers at once"
