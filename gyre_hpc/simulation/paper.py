@@ -57,7 +57,7 @@ SPREADS_24_NODES = (
     Parameter("wide_task_spread", 0.4, "sigma of log", "fitted to both ranges (rows W*), with no limit"),
     Parameter("bench_task_spread", 0.81, "sigma of log", "derived: between tasks of Terminal-Bench leaderboard runs (rows T*)"),
     Parameter("bench_group_spread", 0.26, "sigma of log", "derived: between runs of one task of these (rows T*)"),
-    Parameter("skips", 0.06, "of groups", "fitted to both ranges (rows S*): groups without a valid execution, which are replaced"),
+    Parameter("skips", 0.06, "of groups", "fitted to both ranges (rows S*), which 0.2 meets as well: groups without a valid execution"),
 )
 
 PARAMETERS_24T = (
