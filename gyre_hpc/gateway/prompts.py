@@ -51,7 +51,7 @@ class Prompts:
             raise BadRequest("the conversation is empty")
         history = conversation.digests if messages[-1].role == "assistant" else conversation.digests[:-1]
         match = self._index.deepest(live.execution, history)
-        if match.depth < conversation.known and conversation.whole is not None:
+        if match.depth < conversation.known + self._renderer.looks_back and conversation.known and conversation.whole is not None:
             conversation = conversation.whole()
             messages = conversation.messages
         last = int(live.nodes[match.node][1][-1]) if match.node >= 0 else -1
@@ -70,5 +70,6 @@ class Prompts:
         """What is new behind `match`, whose node ends with the token `last`: one run for each node to come."""
         if match.node < 0:
             return [Run(part) for part in self._roots.of(conversation)]
-        delta = self._renderer.behind(conversation.messages[match.depth :], last)
+        before = conversation.messages[: match.depth] if self._renderer.looks_back else ()
+        delta = self._renderer.behind(conversation.messages[match.depth :], last, before)
         return [Run(np.asarray(delta, np.int32))]

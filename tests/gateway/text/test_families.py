@@ -26,7 +26,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def whole(made: TurnRenderer, head: Head, *chat: dict[str, Any]) -> str:
     system = [{"role": "system", "content": head.system}] if head.system else []
-    return made._render([*system, *chat], head)
+    return made._writer.render([*system, *chat], head)
 
 
 @pytest.mark.parametrize("head", [Head(), Head("sys"), Head("sys", (TOOL,))], ids=["bare", "system", "tools"])
@@ -85,7 +85,7 @@ def test_thoughts_in_the_history_are_rendered_where_the_template_does(made: Turn
     turn = Message("assistant", ({"type": "thinking", "thinking": "hmm"}, {"type": "text", "text": "said"}))
     shown = made.shown(made.root(Conversation(Head(), (ASKED, turn, OUTPUT))))
     assert "said" in shown
-    assert ("hmm" in shown) == ("reasoning_content" in made._template)
+    assert ("hmm" in shown) == ("reasoning_content" in made._writer.template)
 
 
 def test_every_control_token_in_a_tools_output_is_text(made: TurnRenderer) -> None:
@@ -182,7 +182,7 @@ def test_a_template_that_writes_no_calls_is_told(tmp_path: Path, caplog: pytest.
         GLM, ("{%- for call in message.tool_calls or [] -%}", "{%- for call in message.tool_calls or [] -%}{{- raise_exception('no') -}}")
     )
     TurnRenderer(family_model(tmp_path, refusing))
-    assert "refuses a call with its result" in caplog.text
+    assert "no place for calls" in caplog.text
     caplog.clear()
     TurnRenderer(family_model(tmp_path, GLM))
-    assert "refuses a call" not in caplog.text
+    assert "no place for" not in caplog.text

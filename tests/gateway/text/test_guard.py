@@ -85,7 +85,7 @@ def test_both_ways_agree_where_both_are_right(renderer: TurnRenderer) -> None:
     plain = conversation(*["Some text, é, \n\n and  more"] * 7)
     guard = renderer._guard
     masked, base = guard.masked(plain)
-    rendered = renderer._render(renderer._with_head(masked.head, masked.messages), masked.head)
+    rendered = renderer._writer.whole(masked.head, masked.messages)
     assert guard.encode(rendered, base) == renderer.root(plain)
 
 

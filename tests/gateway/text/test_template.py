@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.dialects.canonical import Conversation, Head, Message, normalise_messages
-from gyre_hpc.gateway.text.template import _MARK, TurnRenderer
+from gyre_hpc.gateway.text.template import TurnRenderer
+from gyre_hpc.gateway.text.writer import MARK
 from tests.gateway.fakes import CHATML, tiny_model
 
 TOOL = {"name": "bash", "description": "Run <it> & see", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
@@ -66,9 +67,9 @@ def test_a_cut_turn_is_closed_by_context(renderer: TurnRenderer) -> None:
 
 def test_a_text_that_says_our_mark_is_rendered_whole(renderer: TurnRenderer) -> None:
     """As when an agent reads template.py."""
-    said = f"before {_MARK} behind"
+    said = f"before {MARK} behind"
     plain = renderer.shown(renderer.delta(turns(("user", [result("before X behind")])), closed=True))
-    assert renderer.shown(renderer.delta(turns(("user", [result(said)])), closed=True)) == plain.replace("X", _MARK)
+    assert renderer.shown(renderer.delta(turns(("user", [result(said)])), closed=True)) == plain.replace("X", MARK)
 
 
 def test_split_shares_the_head(renderer: TurnRenderer) -> None:
@@ -117,15 +118,6 @@ def test_text_leaves_out_the_token_that_ended_the_turn(renderer: TurnRenderer) -
             "no stop token",
         ),
         (lambda t: "{{- raise_exception('never') -}}" + t, "never"),
-        # the name of the call before it stands in a result: the stand-in behind which results are rendered has none
-        (
-            lambda t: t.replace(
-                "'\\n<tool_response>\\n' +",
-                "'\\n<tool_response>\\n' + (messages[loop.index0 - 1].tool_calls or [{}])[0].id | default('') +",
-            ),
-            "results behind a call",
-        ),
-        (lambda t: t.replace("'\\n<tool_response>\\n' + message.content", "'\\n<tool_response>\\n'"), "leaves out what tools show"),
         # an answer that is not the last one is followed by another word
         (
             lambda t: t.replace(
