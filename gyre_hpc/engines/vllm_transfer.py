@@ -117,7 +117,7 @@ class VllmReceiver:
             self._engine(backend).start_weight_update()
 
     def update(self, info: dict[str, Any]) -> None:
-        if "handles" in info:  # from the core's leader, who knows the meeting's secret
+        if self._backend == IPC:  # handles of the core's leader, to whom our owner sent us
             info = {**info, "ipc_handles": pickle.loads(base64.b64decode(info["handles"]))}
             del info["handles"]
         with self._config():

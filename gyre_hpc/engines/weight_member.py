@@ -7,6 +7,7 @@ says the end, or dies, or time is over. Whether what the worker computes with is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import select
@@ -67,25 +68,17 @@ def attend(source: str, version: int, seconds: float, engine: str, receiver: Rec
     finished = False
     try:
         with socket.create_connection((host, int(port)), timeout=max(0.1, seconds)) as line, line.makefile("rb") as told:
-            address = line.getsockname()[0]
+            address = str(line.getsockname()[0])
             line.sendall(greeting(secret, version, receiver.member(engine, seconds)))
             while (message := _next(line, told, end))["do"] != "end":
-                failed = ""
-                with _lookout(line, end, receiver.abort) as left:
-                    try:
-                        _follow(receiver, message, address)
-                    except Exception as error:  # whatever it is, the leader and the engine's owner are to know, and files are next
-                        log.warning("version %d, %s: %s: %s", version, message["do"], type(error).__name__, error)
-                        log.debug("as it was", exc_info=True)
-                        receiver.abort()
-                        failed = f"{message['do']}: {type(error).__name__}: {error}"
-                if not failed and left():
-                    failed = f"{message['do']}: taken out of the collective"
-                finished = message["do"] == "finish" and not failed
+                failed, taken_out = _obey(receiver, message, address, line, end)
                 line.settimeout(_LEAVE)
-                line.sendall(json.dumps({"failed": failed} if failed else {}).encode() + b"\n")
                 if failed:
-                    raise NotReceived(failed)
+                    with contextlib.suppress(OSError):  # the leader may be gone, or have closed the line behind its last word
+                        line.sendall(json.dumps({"failed": failed}).encode() + b"\n")
+                    raise NotReceived(_why(line, told) if taken_out else failed)
+                finished = message["do"] == "finish"
+                line.sendall(b"{}\n")
     except (OSError, ValueError, KeyError) as error:
         if not finished:  # else it has all, and only the leader's last word was lost
             raise NotReceived(f"version {version} from {place} was not broadcast whole: {error or type(error).__name__}") from error
@@ -102,6 +95,27 @@ def _next(line: socket.socket, told: Any, end: float) -> dict[str, Any]:
         raise ConnectionError("the sender is gone")
     message: dict[str, Any] = json.loads(raw)
     return message
+
+
+def _obey(receiver: Receiver, message: dict[str, Any], address: str, line: socket.socket, end: float) -> tuple[str, bool]:
+    """Do it: (what went wrong, whether we were taken out of it). The group is left where anything did."""
+    what = message.get("do")
+    with _lookout(line, end, receiver.abort) as left:
+        try:
+            _follow(receiver, message, address)
+        except Exception as error:  # whatever it is, the leader and the engine's owner are to know, and files are next
+            log.warning("a broadcast of weights, %s: %s: %s", what, type(error).__name__, error)
+            log.debug("as it was", exc_info=True)
+            receiver.abort()
+            return f"{what}: {type(error).__name__}: {error}", left()
+    return (f"{what}: taken out of the collective", True) if left() else ("", False)
+
+
+def _why(line: socket.socket, told: Any) -> str:
+    """The leader's last word, that took us out of the collective; or that there was none."""
+    if not select.select([line], [], [], 0.0)[0]:
+        return "time was over"
+    return str(_next(line, told, time.monotonic() + _LEAVE).get("why"))
 
 
 def _follow(receiver: Receiver, message: dict[str, Any], address: str) -> None:

@@ -38,6 +38,7 @@ def test_dead_engines_hold_nothing_and_the_pool_is_one() -> None:
         return dead.get(cell, set())
 
     assert engines.changed(0, of, 1) == CapacityChanged(0, 4)
+    assert [engines.serving(cells, of) for cells in ((0, 1, 2), (0,), (1,), (2,), ())] == [2, 1, 1, 0, 0]
     assert engines.changed(1, of, 1) == engines.changed(2, of, 1) == CapacityChanged(None, 2)
     dead.clear()
     assert engines.changed(0, of, 1) == CapacityChanged(0, 9)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gyre_hpc.engines import options
 from gyre_hpc.engines.options import TORCH, torch_options, vllm_options
 from gyre_hpc.errors import ConfigError
 
@@ -46,3 +49,21 @@ def test_what_would_hide_wrong_weights_from_the_canary_is_refused() -> None:
     assert vllm_options({"kv_sharing_fast_prefill": False}) == {"kv-sharing-fast-prefill": False}
     with pytest.raises(ConfigError, match=r"rollout\.options\.kv-sharing-fast-prefill leaves no log-probs of prompts"):
         vllm_options({"kv_sharing_fast_prefill": True})
+
+
+@pytest.mark.parametrize(("cpu", "has", "transfers"), [(False, True, True), (True, True, False), (False, False, False)])
+def test_a_vllm_on_gpus_is_known_by_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: bool, has: bool, transfers: bool
+) -> None:
+    if has:
+        (tmp_path / "distributed/weight_transfer").mkdir(parents=True)
+        (tmp_path / "distributed/weight_transfer/nccl_engine.py").touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(options, "on_cpu", lambda: cpu)
+    assert options.vllm_transfers() == transfers
+
+
+def test_without_vllm_nothing_is_transferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: None)
+    assert not options.vllm_transfers()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gyre_hpc.engines import weight_groups
+from gyre_hpc.engines import weight_broadcast, weight_groups
 from gyre_hpc.engines.protocol import NotReceived
 from gyre_hpc.engines.weight_broadcast import Broadcaster, chosen_backends
 from gyre_hpc.engines.weight_groups import Collector
@@ -112,7 +112,7 @@ def test_one_that_is_late_holds_the_others_up_until_their_deadline_only(sender: 
             super().update(info)
 
     good, late = Collector(), Late()
-    futures = attending(offer(sender, 2), {"good": good, "late": late}, seconds=1.0)
+    futures = attending(offer(sender, 2), {"good": good, "late": late}, seconds=0.6)
     with pytest.raises(NotReceived):
         futures["good"].result(10)
     assert not good.weights
@@ -138,6 +138,31 @@ def test_a_sender_that_withdraws_lets_go_of_those_who_wait(sender: Broadcaster) 
     for future in futures.values():
         with pytest.raises(NotReceived):
             future.result(10)
+
+
+def test_a_thread_that_nothing_can_end_is_left_behind_and_the_next_broadcast_is_whole(
+    sender: Broadcaster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def stuck(*told: object) -> None:
+        begun.set()
+        over.wait(20.0)
+        raise RuntimeError("nobody came")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(weight_broadcast, "_LEAVE", 0.05)
+        patched.setattr(weight_broadcast, "GlooSender", stuck)
+        future = attending(offer(sender, 1), {"a": Collector()}, seconds=1.0)["a"]
+        assert begun.wait(10)
+        assert sender.withdraw().receivers == 0
+    assert "its thread is left behind" in caplog.text
+    good = Collector()
+    attending(offer(sender, 1, 2), {"a": good}, 2)["a"].result(10)
+    assert has(good)
+    over.set()
+    with pytest.raises(NotReceived):
+        future.result(10)
 
 
 def test_who_comes_alone_is_served_after_a_while_and_who_comes_later_is_refused(sender: Broadcaster) -> None:

@@ -34,7 +34,7 @@ def settings(**schedule: Any) -> Mapping[str, Any]:
     return {"groups_per_step": 2, "group_size": 4, "phi": 0.5, **schedule}
 
 
-@pytest.mark.parametrize(("path", "more"), [("files", set()), ("direct", {"receive", "send"})])
+@pytest.mark.parametrize(("path", "more"), [("files", set()), ("direct", {"receive", "send"}), ("broadcast", {"receive", "send", "meet"})])
 def test_async_moves_its_pools_once_and_publishes_to_the_others(tmp_path: Path, path: str, more: set[str]) -> None:
     job = make(tmp_path, schedule=dict(settings(mode="async", trainers=2, mu=2)), publication={"path": path})
     assert run(job, sys.executable, "-m", "tests.job.weighing", "drive") == [(0, "training"), (1, "training")]
