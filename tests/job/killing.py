@@ -1,8 +1,10 @@
-"""Kills one process of a real run at the very begin of one phase of a transfer, as a plan says; the run itself is the real one.
+"""Kills one process of a real run in one phase of a transfer, as a plan says; the run itself is the real one.
 
 `python -m tests.job.killing drive CONFIG [steps]` is `gyre run` whose ranks are this module's; a rank is the real one with one hook around
-`Transfers.carry_out`. The plan is a file beside the run directory: a list of {phase, who}, taken one after the other.
-`python -m tests.job.killing all FOLDER [WHO ...]` goes through all phases and processes and prints what happened.
+`Transfers.carry_out`. The plan is a file beside the run directory: a list of {phase, who, when}, taken one after the other. When: at the
+`begin` (nothing of the phase has been asked for), in the `middle` (after half the time that it took before), or at the `end` (it is done,
+and nobody has heard of it).
+`python -m tests.job.killing all FOLDER [WHO ...]` goes through all phases, processes and moments and prints what happened.
 """
 
 from __future__ import annotations
@@ -11,13 +13,17 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from cells.transfer import Do, Phase
 from gyre_hpc.configfile import load
@@ -31,12 +37,26 @@ from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import Runtime
 from tests.job.jobs import Job, gyre, make, until
 
-WHO = ("controller", "leader", "engine", "gateway", "supervisor", "harness")
+WHO = {
+    "controller": "rank 0",
+    "leader": "the first rank of the cell that moves",
+    "follower": "its second rank",
+    "core": "the core's leader, while another cell moves",
+    "engine": "that of the cell that moves",
+    "peer": "that of another cell",
+    "gateway": "",
+    "supervisor": "",
+    "harness": "",
+    "driver": "",
+}
+WHEN = ("begin", "middle", "end")
+TWO_RANKS = ("follower",)
+"""Who is only there where a cell has two ranks."""
 MODULES = {
     "controller": "gyre_hpc.controller.main",
     "gateway": "gyre_hpc.gateway.main",
     "supervisor": "gyre_hpc.executions.supervisor",
-    "engine": "gyre_hpc.engines.torch_server",
+    "engine": "gyre_hpc.engines.torch_main",
 }
 Kill = dict[str, str]
 
@@ -66,43 +86,97 @@ def _processes(run: Path) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _victim(run: Path, who: str, cell: int) -> psutil.Process | None:
-    """None where there is none now: a harness between two executions."""
-    for process in _processes(run):
-        with contextlib.suppress(psutil.Error):
-            line, rank = " ".join(process.cmdline()), process.environ().get("PMI_RANK")
-            if who == "harness" and process.name() == "bwrap":
-                inside = [p for p in process.children(recursive=True) if "harness/main.py" in " ".join(p.cmdline()) and p.name() != "bwrap"]
-                if inside:
-                    return inside[0]
-            elif who == "leader" and "tests.job.killing" in line and "-m" in line and rank == str(cell + 1):
-                return process
-            elif who == "engine" and MODULES["engine"] in line:
-                parent = process.parent()
-                if parent is not None and parent.environ().get("PMI_RANK") == str(cell + 1):
+@dataclass(frozen=True)
+class Place:
+    """Where a victim is looked for: `cell` moves, of cells with `width` ranks each."""
+
+    run: Path
+    cell: int
+    width: int
+
+    def rank(self, who: str) -> int | None:
+        """The MPI rank meant by `who`; None for one that does not live by a rank, or that is not there now."""
+        if who == "core":
+            return 1 if self.cell else None
+        if who in ("leader", "engine"):
+            return 1 + self.cell * self.width
+        return 2 + self.cell * self.width if who == "follower" and self.width > 1 else None
+
+    def victim(self, who: str) -> psutil.Process | None:
+        """None where there is none now: a harness between two executions, the core of a cell that is the core."""
+        if who == "driver":
+            return next((p for p in psutil.process_iter(["cmdline"]) if self._drives(p.info["cmdline"] or [])), None)
+        for process in _processes(self.run):
+            with contextlib.suppress(psutil.Error):
+                if self._is(process, who):
                     return process
-            elif who in MODULES and MODULES[who] in line:
-                return process
-    return None
+                if who == "harness" and process.name() == "bwrap":
+                    boxed = process.children(recursive=True)
+                    inside = [p for p in boxed if "harness/main.py" in " ".join(p.cmdline()) and p.name() != "bwrap"]
+                    if inside:
+                        return inside[0]
+        return None
+
+    def _drives(self, line: list[str]) -> bool:
+        return "tests.job.killing" in line and "drive" in line and str(self.run.parent / "job.yaml") in line
+
+    def _is(self, process: psutil.Process, who: str) -> bool:
+        line = " ".join(process.cmdline())
+        if who in ("controller", "leader", "follower", "core"):
+            number = self._number(who)
+            return number is not None and "tests.job.killing rank" in line and process.environ().get("PMI_RANK") == number
+        if who in ("engine", "peer"):
+            parent = process.parent() if MODULES["engine"] in line else None
+            owner = parent.environ().get("PMI_RANK") if parent is not None else None
+            return owner is not None and (owner == self._number("engine")) is (who == "engine")
+        return who in MODULES and MODULES[who] in line
+
+    def _number(self, who: str) -> str | None:
+        found = 0 if who == "controller" else self.rank(who)
+        return None if found is None else str(found)
 
 
-def hook(run: Path) -> None:
-    """From now on `carry_out` looks into the plan first."""
+def _strike(kill: Kill, plan: list[Kill], place: Place) -> bool:
+    """Kill it and wait until it is dead; False where there is nobody to kill, which leaves the plan as it is."""
+    who, run = kill["who"], place.run
+    victim = psutil.Process() if who == "controller" else place.victim(who)
+    if victim is None:
+        return False
+    _write(run, plan[1:])
+    with (run.parent / "killed.jsonl").open("a") as log:
+        log.write(json.dumps({**kill, "cell": place.cell, "pid": victim.pid, "t": time.time()}) + "\n")
+    victim.send_signal(signal.SIGKILL)
+    while victim.is_running() and victim.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.002)
+    return True
+
+
+def hook(run: Path, width: int) -> None:
+    """From now on `carry_out` looks into the plan first. `width`: ranks of a cell."""
     real = Transfers.carry_out
+    usual: dict[str, float] = {}
+    """Seconds that each phase took last."""
 
     def carry_out(self: Transfers, action: Any, order: Order) -> Steps:
-        plan = kills_left(run)
-        if plan and isinstance(action, Do) and action.phase.value == plan[0]["phase"]:
-            who = plan[0]["who"]
-            victim = psutil.Process() if who == "controller" else _victim(run, who, order.cell)
-            if victim is not None:
-                _write(run, plan[1:])
-                with (run.parent / "killed.jsonl").open("a") as log:
-                    log.write(json.dumps({**plan[0], "cell": order.cell, "pid": victim.pid, "t": time.time()}) + "\n")
-                victim.send_signal(signal.SIGKILL)
-                while victim.is_running() and victim.status() != psutil.STATUS_ZOMBIE:
-                    time.sleep(0.002)
-        return (yield from real(self, action, order))
+        plan, place = kills_left(run), Place(run, order.cell, width)
+        due = bool(plan) and isinstance(action, Do) and action.phase.value == plan[0]["phase"]
+        when = plan[0].get("when", "begin") if due else ""
+        if when == "begin":
+            _strike(plan[0], plan, place)
+        thread = threading.Timer(usual.get(action.phase.value, 0.01) / 2, _strike, (plan[0], plan, place)) if when == "middle" else None
+        if thread is not None:
+            thread.start()
+        began = time.monotonic()
+        try:
+            answer = yield from real(self, action, order)
+        finally:
+            if thread is not None:
+                thread.join()
+        if isinstance(action, Do):
+            usual[action.phase.value] = time.monotonic() - began
+        if when == "end":
+            _strike(plan[0], plan, place)
+        return answer
 
     Transfers.carry_out = carry_out  # type: ignore[method-assign]
 
@@ -117,10 +191,8 @@ def drive(config: str, steps: str = "") -> int:
         return int(error.exit_code)
 
 
-def start(job: Job, log: Path, steps: int) -> Any:
+def start(job: Job, log: Path, steps: int) -> subprocess.Popen[bytes]:
     """The run in a process of its own."""
-    import subprocess
-
     argv = [sys.executable, "-m", "tests.job.killing", "drive", str(job.config), str(steps)]
     with open(log, "ab") as out:
         return subprocess.Popen(argv, stdout=out, stderr=out, cwd=Path(__file__).parents[2], start_new_session=True)
@@ -130,25 +202,22 @@ def start(job: Job, log: Path, steps: int) -> Any:
 def go_through(folder: Path, kills: list[Kill], patience: float = 300.0) -> list[str]:
     """A run in which all of them happen, resumed as often as it takes, to its end. One line an attempt; asserts all that must hold."""
     deadlines = {"start": 240, "transfer": 20, "step": 60, "idle": 60, "stop": 5}
-    job = make(folder, run={"steps": 500, "min_free_mb": 1}, cells={"count": 2}, harness={"tool_delay": 0.4}, deadlines=deadlines)
+    cells = {"count": 2, "ranks_per_node": 2 if any(kill["who"] in TWO_RANKS for kill in kills) else 1}
+    job = make(folder, run={"steps": 500, "min_free_mb": 1}, cells=cells, harness={"tool_delay": 0.4}, deadlines=deadlines)
     _write(job.paths.root, kills)
     lines, log = [], folder / "out.log"
     while True:
         before = len(kills_left(job.paths.root))
-        process = start(job, log, 500)
-        until("kill", lambda p=process, b=before: p.poll() is not None or len(kills_left(job.paths.root)) == 0, patience)
-        if process.poll() is None:  # all are done and it lives: let it go on for a step, and stop it
-            seen = len(job.steps())
-            until("step after the last kill", lambda p=process, s=seen: p.poll() is not None or len(job.steps()) > s, patience)
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        code = process.wait(60)
+        code = _attempt(job, log, patience)
         done = kills[len(kills) - before : len(kills) - len(kills_left(job.paths.root))]
         last = log.read_text().strip().splitlines()[-1]
-        named = ", ".join(f"{kill['phase']}:{kill['who']}" for kill in done) or "nothing"
+        named = ", ".join(name_of(kill) for kill in done) or "nothing"
         lines.append(f"exit {code} after {named}: {last[-160:]}")
         print(lines[-1], flush=True)
-        assert code == 75, log.read_text()[-3000:]
+        if code == -signal.SIGKILL and done and done[-1]["who"] == "driver":
+            until("end of all that the driver had started", lambda: not job.processes(), 60)
+        else:
+            assert code == 75, log.read_text()[-3000:]
         assert not job.processes(), [p.cmdline() for p in job.processes()]
         if not kills_left(job.paths.root):
             break
@@ -159,33 +228,59 @@ def go_through(folder: Path, kills: list[Kill], patience: float = 300.0) -> list
     return lines
 
 
+def _attempt(job: Job, log: Path, patience: float) -> int:
+    """One, to its end: by a kill, or stopped by us a step after the last one. Its exit code."""
+    process = start(job, log, 500)
+    while process.poll() is None and (left := kills_left(job.paths.root)):
+        until(name_of(left[0]), lambda at=left: process.poll() is not None or kills_left(job.paths.root) != at, patience)  # type: ignore[misc]
+    if process.poll() is None:  # all are done and it lives: let it go on for a step
+        seen = len(job.steps())
+        until("step after the last kill", lambda: process.poll() is not None or len(job.steps()) > seen, patience)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    return process.wait(60)
+
+
+def name_of(kill: Kill) -> str:
+    """A kill in a word."""
+    return ":".join(kill[name] for name in ("phase", "who", "when") if name in kill)
+
+
 def check(paths: RunPaths, steps: int) -> None:
-    """Every step once, no group twice, every execution ended once, the trees whole."""
+    """Every step once, no group twice, every execution ended once, and what was told of it is what its tree holds; the trees whole."""
     events = list(read_events(paths.events))
     assert [event["step"] for event in events if event["kind"] == "step.end"] == list(range(1, steps + 1))
     trained = [group for event in events if event["kind"] == "step.end" for group in event["groups"]]
     assert len(trained) == len(set(trained)), "no group trained twice"
-    ended = [(event["group"], event["index"]) for event in events if event["kind"] == "execution.end"]
+    ends = [event for event in events if event["kind"] == "execution.end"]
+    ended = [(event["group"], event["index"]) for event in ends]
     assert len(ended) == len(set(ended)), "what is over is over once"
+    kept = {entry["execution"]: entry for entry in json.loads(gyre("trees", "ls", str(paths.root), "--json").stdout)}
+    for event in ends:
+        tree = kept[event["execution"]]
+        assert all(tree[name] == event[name] for name in ("group", "index", "attempt", "reason", "valid", "calls")), (event, tree)
+        assert tree["score"] == pytest.approx(event["score"], abs=1e-5)
     found = json.loads(gyre("trees", "verify", str(paths.root), "--json").stdout)
     assert found["problems"] == [], found
 
 
 def all_of(folder: Path, who: list[str]) -> None:
-    """Every phase with each of these processes."""
+    """Every phase with each of these processes, at every moment."""
     phases = [phase.value for phase in Phase]
     for name in who or WHO:
-        place = folder / name
-        place.mkdir(parents=True)
-        began = time.monotonic()
-        go_through(place, [{"phase": phase, "who": name} for phase in phases], 400.0)
-        print(f"{name}: all {len(phases)} phases in {time.monotonic() - began:.0f} s", flush=True)
+        for when in WHEN:
+            place = folder / f"{name}-{when}"
+            place.mkdir(parents=True)
+            began = time.monotonic()
+            go_through(place, [{"phase": phase, "who": name, "when": when} for phase in phases], 400.0)
+            print(f"{name}, {when}: all {len(phases)} phases in {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
         if os.environ.get("PMI_RANK") == "0":
-            hook(Runtime.from_environment().run_dir)
+            found = Runtime.from_environment().run_dir
+            hook(found, load(found.parent / "job.yaml").cells.ranks_per_node)
         sys.exit(ranks.main())
     if sys.argv[1] == "drive":
         sys.exit(drive(*sys.argv[2:4]))
