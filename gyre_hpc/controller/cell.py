@@ -2,7 +2,8 @@
 
 Ordering key: announcements, in epoch order. Between two announcements a training rank claims micro-steps and works on them.
 Invariants: the leader relays what it hears to its cell's other ranks and acknowledges when all have; a micro-step is claimed by a
-leader and its rows are split over the cell's ranks by slot. Some ranks own no engine of the cell (gyre_hpc/layout.py).
+leader and its rows are split over the cell's ranks by slot; while it computes a thread of it
+goes on hearing and passing on (cells/pump.py). Some ranks own no engine of the cell (gyre_hpc/layout.py).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from cells.claims import Claims
 from cells.communicators import Communicators
 from cells.epochs import Channel, DeadlineExceeded
 from cells.lines import Lines
+from cells.pump import Pump
 from cells.waiting import wait
 from cells.watchdog import Watch
 from gyre_hpc import canary
 from gyre_hpc.checkpoint import Checkpoint
 from gyre_hpc.config import Config
+from gyre_hpc.controller.hearing import Hearing
 from gyre_hpc.controller.learner import Learner
 from gyre_hpc.controller.messages import (
     Close,
@@ -83,6 +86,8 @@ class CellRank:
         self._lines = Lines(ranks.control) if ranks.control is not None else self._inner_lines
         """To the controller; of a cell's other ranks to their leader."""
         self._learner = Learner(config, paths, self.place, ranks, watch)
+        self._hearing = Hearing(self._upper, self._is_settled)
+        self._pump = Pump(self._turn)
         self._serving = Serving(config, self.place.cell, engines, self._base_canary)
         self._nap = _SHORTEST_NAP
 
@@ -91,16 +96,15 @@ class CellRank:
     def run(self) -> str:
         """Follow announcements until Stop."""
         while True:
-            announcement = self._upper.poll()
-            if announcement is not None:
+            heard = self._hearing.take()
+            if heard is not None:
                 self._nap = _SHORTEST_NAP
-                message = decode(announcement.message)
-                report = self._follow(message, announcement.message)
-                if announcement.agree:
-                    self._upper.acknowledge(announcement.epoch, report)
-                if isinstance(message, Stop):
+                report = self._follow(heard.message, heard.raw)
+                if heard.agree:
+                    self._upper.acknowledge(heard.epoch, report)
+                if isinstance(heard.message, Stop):
                     self._leave()
-                    return message.reason
+                    return heard.message.reason
                 continue
             if self._answer_question():
                 self._nap = _SHORTEST_NAP
@@ -121,6 +125,19 @@ class CellRank:
         for lines, name in ((self._inner_lines, "the cell's lines"), (self._lines, "the controller's lines")):
             wait(lines.drain, f"the end of {name}", deadline, logger.warning)
         wait(self._learner.progress, "weights on their way", deadline, logger.warning)
+
+    def _turn(self) -> None:
+        """What goes on while this rank computes: it hears, passes on what comes by it, and its weights move."""
+        self._hearing.listen()
+        self._inner.progress()
+        self._learner.progress()
+
+    def _is_settled(self, message: Message) -> bool:
+        """Who else is in training is for the close to say."""
+        return isinstance(message, Prefix) and self._learner.trains == self._in_prefix(message)
+
+    def _in_prefix(self, message: Prefix) -> bool:
+        return self.place.cell < message.cells
 
     def _answer_question(self) -> bool:
         """A question to this cell, if there is one; only leaders are asked."""
@@ -175,9 +192,9 @@ class CellRank:
             case Work():
                 learner.take(message)
             case Share():
-                learner.do(message.item)
+                self._do(message.item)
             case Prefix():
-                learner.trains = self.place.cell < message.cells
+                learner.trains = self._in_prefix(message)
             case Command():
                 return self._command(message)
             case Close():
@@ -229,8 +246,14 @@ class CellRank:
         self._nap = _SHORTEST_NAP
         if self.place.ranks > 1:
             self._inner.announce(encode(Share(item)), agree=False)
-        self._learner.do(item)
+        self._do(item)
         return True
+
+    def _do(self, item: int) -> None:
+        """My rows of a micro-step."""
+        with self._pump.working():
+            self._learner.do(item)
+        self._learner.progress()
 
     def _finish_items(self, message: Close) -> None:
         """Everything of the step that nobody has claimed yet. Before the cell's other ranks hear of the close."""

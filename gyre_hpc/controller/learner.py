@@ -174,13 +174,12 @@ class Learner:
         self._items.extend(message.items)
 
     def do(self, item: int) -> None:
-        """My rows of one micro-step."""
+        """My rows of one micro-step; calls nothing of MPI."""
         began = time.monotonic()
         rows = [self._rows.of(ref) for ref in self._items[item][self.place.slot :: self.place.ranks]]
         if rows:
             sums = replace(self.actor.accumulate(rows), seconds=time.monotonic() - began)
             self._sums = sums if self._sums is None else self._sums + sums
-        self.progress()
 
     def close(self, message: Close) -> dict[str, Any]:
         """The step is over: sums over the prefix, the core's optimizer step, new weights for satellites that stay."""
