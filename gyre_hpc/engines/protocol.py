@@ -153,7 +153,7 @@ class RequestRefused(EngineFault):
 
 
 class NotReceived(EngineFault):
-    """Weights did not arrive whole: the engine has those that it had, and serves them; it may load the same version from files."""
+    """Weights did not arrive whole: the engine has those that it had, or takes no calls until it has loaded a version from files."""
 
 
 class Doubt(EngineFault):
@@ -243,9 +243,10 @@ class EngineServer(Protocol):
         ...
 
     def receive_weights(self, source: str, version: int, deadline: float) -> None:
-        """As `update_weights`, from a sender (weight_stream.py). Raises NotReceived where the engine stays as it was.
+        """As `update_weights`, from a sender (weight_stream.py, weight_broadcast.py).
 
-        The stream has half of `deadline`, so that after NotReceived there is time left to load files.
+        Raises NotReceived where the engine stays as it was, or, from a broadcast, paused until `update_weights`. What is sent has half of
+        `deadline`, so that after NotReceived there is time left to load files.
         """
         ...
 
