@@ -272,7 +272,7 @@ def _all(renderer: TurnRenderer, body: bytes) -> tuple[float, int]:
     """CPU milliseconds, and tokens of the prompt."""
     began = time.process_time()
     request = anthropic.conversation_of(orjson.loads(body))
-    text = renderer._render(renderer._with_head(request.head, request.messages), request.head)
+    text = renderer._writer.whole(request.head, request.messages)
     ids = renderer.tokenizer.encode(text, add_special_tokens=False).ids
     orjson.dumps({"token_ids": ids})
     return (time.process_time() - began) * 1e3, len(ids)

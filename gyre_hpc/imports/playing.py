@@ -59,12 +59,20 @@ class Playing:
         call = writer.allocate_call()
         node = self._append(start, asked, call, role)
         writer.append(Intent(call, self._execution, node, role, self._digest(start, asked)))
-        end = self._context(node, self._texts.answer(turn.message), call, role)
+        end = self._context(node, self._texts.answer(turn.message, self._before(turn.parent)), call, role)
         writer.append(CallEnd(call, self._execution, -1, Fate.DELIVERED, turn.finish, self._difference(place, start, asked)))
         self._nodes[place] = end
         self._continued.add(start)
         self._agents.add(turn.agent)
         self.calls += 1
+
+    def _before(self, place: int) -> list[Message]:
+        """The conversation up to and with that turn, for a template that looks back at it."""
+        turns, before = self._session.turns, []
+        while self._texts.looks_back and place >= 0:
+            before.append(turns[place].message)
+            place = turns[place].parent
+        return before[::-1]
 
     def _asked(self, place: int) -> tuple[int, list[int]]:
         """(the answer before `place`, -1: none; the turns behind it up to `place`, in order)."""
@@ -81,7 +89,7 @@ class Playing:
         if not messages and node >= 0:
             return node
         messages = messages or [_EARLIER]
-        for tokens in self._texts.root(messages) if start < 0 else [self._texts.delta(messages)]:
+        for tokens in self._texts.root(messages) if start < 0 else [self._texts.delta(messages, self._before(start))]:
             node = self._context(node, tokens, call, role)
         return node
 

@@ -27,12 +27,17 @@ class Texts(Protocol):
         """A prompt's first nodes, up to where the answer begins."""
         ...
 
-    def delta(self, messages: Sequence[Message]) -> list[int]:
-        """What comes behind an answer and its end, up to where the next begins."""
+    @property
+    def looks_back(self) -> bool:
+        """What stands `before` has to be told."""
         ...
 
-    def answer(self, message: Message) -> list[int]:
-        """An answer with its end."""
+    def delta(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> list[int]:
+        """What comes behind an answer and its end, up to where the next begins; `before`: the conversation up to and with that answer."""
+        ...
+
+    def answer(self, message: Message, before: Sequence[Message] = ()) -> list[int]:
+        """An answer with its end; `before`: the conversation up to it."""
         ...
 
 
@@ -46,25 +51,30 @@ class ModelTexts:
     def root(self, messages: Sequence[Message]) -> list[list[int]]:
         return self._renderer.split(self._renderer.root(Conversation(Head(), tuple(messages))))
 
-    def delta(self, messages: Sequence[Message]) -> list[int]:
-        return self._renderer.delta(messages, closed=True)
+    @property
+    def looks_back(self) -> bool:
+        return self._renderer.looks_back
 
-    def answer(self, message: Message) -> list[int]:
-        return self._renderer.answer(message)
+    def delta(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> list[int]:
+        return self._renderer.delta(messages, True, before)
+
+    def answer(self, message: Message, before: Sequence[Message] = ()) -> list[int]:
+        return self._renderer.answer(message, before)
 
 
 class ByteTexts:
     """UTF-8 bytes; a turn is `role\\n`, its texts, thoughts, calls and results as lines, and an empty line."""
 
     name = "utf-8 bytes"
+    looks_back = False
 
     def root(self, messages: Sequence[Message]) -> list[list[int]]:
         return [self.delta(messages)]
 
-    def delta(self, messages: Sequence[Message]) -> list[int]:
+    def delta(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> list[int]:
         return [byte for message in messages for byte in _plain(message)]
 
-    def answer(self, message: Message) -> list[int]:
+    def answer(self, message: Message, before: Sequence[Message] = ()) -> list[int]:
         return list(_plain(message))
 
 

@@ -124,6 +124,171 @@ MISTRAL = Family(
 )
 
 
+HARMONY = Family(
+    ("<|startoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>"),
+    ("<|return|>", "<|call|>"),
+    # as gpt-oss: an answer ends otherwise in a history than it is drawn, results have the name of the last call, one call in a turn
+    """{%- if messages[0].role == 'system' -%}{%- set said = messages[0].content -%}{%- set rest = messages[1:] -%}
+{%- else -%}{%- set said = '' -%}{%- set rest = messages -%}{%- endif -%}
+{{- '<|start|>developer<|message|>' + said + (tools | tojson if tools else '') + '<|end|>' -}}
+{%- set last = namespace(name=none) -%}
+{%- for message in rest -%}
+{%- if message.role == 'assistant' and message.tool_calls -%}
+{%- if message.thinking and message.content -%}{{- raise_exception('one of both') -}}{%- endif -%}
+{%- if message.thinking or message.content -%}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.thinking or message.content) + '<|end|>' -}}
+{%- endif -%}
+{%- set last.name = message.tool_calls[0].function.name -%}
+{{- '<|start|>assistant to=functions.' + last.name + '<|channel|>commentary json<|message|>' -}}
+{{- message.tool_calls[0].function.arguments | tojson + '<|call|>' -}}
+{%- elif message.role == 'assistant' -%}
+{%- set last.name = none -%}
+{%- set end = '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' -%}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + end -}}
+{%- elif message.role == 'tool' -%}
+{%- if last.name is none -%}{{- raise_exception('no call before this') -}}{%- endif -%}
+{{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' + message.content | tojson + '<|end|>' -}}
+{%- elif message.role == 'user' -%}{{- '<|start|>user<|message|>' + message.content + '<|end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}""",
+)
+COMMAND = Family(
+    (
+        "<bos>",
+        "<|turn|>",
+        "<|end_turn|>",
+        "<|user|>",
+        "<|system|>",
+        "<|bot|>",
+        "<|response|>",
+        "<|/response|>",
+        "<|action|>",
+        "<|/action|>",
+    ),
+    ("<|end_turn|>",),
+    # as Command R7B: calls are counted over the conversation, and results have their numbers
+    """{{- bos_token -}}
+{%- set count = namespace(calls=0) -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}{{- '<|turn|><|system|>' + message.content + '<|end_turn|>' -}}
+{%- elif message.role == 'user' -%}{{- '<|turn|><|user|>' + message.content + '<|end_turn|>' -}}
+{%- elif message.role == 'assistant' and message.tool_calls -%}
+{{- '<|turn|><|bot|>' -}}{%- if message.content -%}{{- message.content -}}{%- endif -%}{{- '<|action|>[' -}}
+{%- for call in message.tool_calls -%}
+{{- '{"id": "' + count.calls | string + '", "tool": "' + call.function.name + '", "of": ' + call.function.arguments | tojson + '}' -}}
+{%- set count.calls = count.calls + 1 -%}
+{%- endfor -%}
+{{- ']<|/action|><|end_turn|>' -}}
+{%- elif message.role == 'assistant' -%}{{- '<|turn|><|bot|><|response|>' + message.content + '<|/response|><|end_turn|>' -}}
+{%- elif message.role == 'tool' -%}
+{{- '<|turn|><|system|>' -}}
+{%- set seen = namespace(calls=0) -%}
+{%- for other in messages -%}{%- for call in other.tool_calls or [] -%}
+{%- if call.id == message.tool_call_id -%}{{- '{"id": "' + seen.calls | string + '"}' -}}{%- endif -%}
+{%- set seen.calls = seen.calls + 1 -%}
+{%- endfor -%}{%- endfor -%}
+{{- message.content + '<|end_turn|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn|><|bot|>' -}}{%- endif -%}""",
+)
+GEMMA = Family(
+    ("<bos>", "<start_of_turn>", "<end_of_turn>"),
+    ("<end_of_turn>",),
+    # as Gemma 2: two roles that alternate, nothing else
+    """{{- bos_token -}}
+{%- if messages[0].role == 'system' -%}{{- raise_exception('no system role') -}}{%- endif -%}
+{%- for message in messages -%}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}{{- raise_exception('roles must alternate') -}}{%- endif -%}
+{{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' + message.content | trim + '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}""",
+)
+GEMMA4 = Family(
+    ("<bos>", "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+    ("<turn|>", "<|tool_response>"),
+    # as Gemma 4: what a tool shows stands inside the turn that called it, in front of the turn's text, and the next answer goes on there
+    """{{- bos_token -}}
+{%- set ns = namespace(open=false) -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+{%- if not ns.open -%}{{- '<|turn>model\\n' -}}{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{{- '<|tool_call>' + call.function.name + call.function.arguments | tojson + '<tool_call|>' -}}
+{%- endfor -%}
+{%- set ns.open = false -%}
+{%- if message.tool_calls -%}
+{%- for other in messages[loop.index:] -%}
+{%- if other.role != 'tool' -%}{%- break -%}{%- endif -%}
+{{- '<|tool_response>' + (message.tool_calls | selectattr('id', 'equalto', other.tool_call_id) | first).function.name -}}
+{{- other.content + '<tool_response|>' -}}
+{%- set ns.open = true -%}
+{%- endfor -%}
+{%- endif -%}
+{{- message.content | trim -}}
+{%- set next = messages[loop.index:] | rejectattr('role', 'equalto', 'tool') | list -%}
+{%- if next and next[0].role == 'assistant' -%}{%- set ns.open = true -%}
+{%- elif next or not ns.open -%}{{- '<turn|>\\n' -}}{%- set ns.open = false -%}{%- endif -%}
+{%- elif message.role != 'tool' -%}{{- '<|turn>' + message.role + '\\n' + message.content | trim + '<turn|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not ns.open -%}{{- '<|turn>model\\n' -}}{%- endif -%}""",
+)
+KIMI = Family(
+    (
+        *("[BOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_calls_section_begin|>"),
+        *("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    ("<|im_end|>",),
+    # as Kimi K2: the id of a call is what the policy calls it
+    """{%- for message in messages -%}
+{{- '<|im_' + ('system' if message.role == 'tool' else message.role) + '|>' + message.role + '<|im_middle|>' -}}
+{%- if message.role == 'tool' -%}{{- '## Return of ' + message.tool_call_id + '\\n' -}}{%- endif -%}
+{{- message.content -}}
+{%- if message.tool_calls -%}
+{{- '<|tool_calls_section_begin|>' -}}
+{%- for call in message.tool_calls -%}
+{{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' + call.function.arguments | tojson + '<|tool_call_end|>' -}}
+{%- endfor -%}
+{{- '<|tool_calls_section_end|>' -}}
+{%- endif -%}
+{{- '<|im_end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_assistant|>assistant<|im_middle|>' -}}{%- endif -%}""",
+)
+NEMO = Family(
+    ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    ("</s>",),
+    # as Mistral's v3 with the tools where the first question is: roles alternate, ids of calls have nine letters and digits
+    """{{- bos_token -}}
+{%- set ns = namespace(index=0, first=true) -%}
+{%- if messages[0].role == 'system' -%}{%- set said = messages[0].content + '\\n\\n' -%}{%- set rest = messages[1:] -%}
+{%- else -%}{%- set said = '' -%}{%- set rest = messages -%}{%- endif -%}
+{%- for message in rest -%}
+{%- if message.role != 'tool' and not message.tool_calls -%}
+{%- if (message.role == 'user') != (ns.index % 2 == 0) -%}{{- raise_exception('roles must alternate') -}}{%- endif -%}
+{%- set ns.index = ns.index + 1 -%}
+{%- endif -%}
+{%- if message.role == 'user' -%}
+{{- '[INST]' + (said + (tools | tojson if tools else '') if ns.first else '') + message.content + '[/INST]' -}}{%- set ns.first = false -%}
+{%- elif message.tool_calls -%}
+{{- '[TOOL_CALLS][' -}}
+{%- for call in message.tool_calls -%}
+{%- if call.id | length != 9 -%}{{- raise_exception('ids must have nine letters') -}}{%- endif -%}
+{{- (', ' if not loop.first else '') + (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' -}}
+{%- endfor -%}
+{{- ']</s>' -}}
+{%- elif message.role == 'assistant' -%}{{- message.content + '</s>' -}}
+{%- elif message.role == 'tool' -%}
+{%- if message.tool_call_id | length != 9 -%}{{- raise_exception('ids must have nine letters') -}}{%- endif -%}
+{{- '[TOOL_RESULTS]{"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' -}}
+{%- else -%}{{- raise_exception('no such role') -}}
+{%- endif -%}
+{%- endfor -%}""",
+)
+
+
 def family_model(directory: Path, family: Family) -> Path:
     """A directory with a byte-level tokenizer, the family's control tokens and its template; no weights."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -31,7 +31,8 @@ class Habits:
     - `parts`: it wants the content of a message as a list of parts; `tool_list`: an empty list where there are no tools.
     - `system`, `system_inside`: it has a place for a system prompt, for system messages further on; else they are the user's.
     - `tools`: for messages of tools (else the user's); `calls`: for calls (else they are text, as our own parser reads it).
-    - `text_arguments`: arguments are JSON text. `bare_calls`: calls are written only where the turn has no text.
+    - `text_arguments`: arguments are JSON text. `bare_calls`: the text of a turn with calls stands in a message before them (else it would
+      be dropped, or stand behind their results); `no_content`: a message of calls has no content, not even an empty one.
     - `single_calls`: one call in a turn (else each has a turn of its own, with its result).
     - `alternates`: no two user messages in a row (they are joined).
     - `ids`: of calls: "" as they are, SHORT_IDS nine letters and digits, KIMI_IDS `functions.NAME:N` counted over the conversation,
@@ -52,6 +53,7 @@ class Habits:
     alternates: bool = False
     ids: str = ""
     bare_calls: bool = False
+    no_content: bool = False
     thoughts: str = "reasoning_content"
     one_place: bool = False
     in_parts: bool = False
@@ -140,9 +142,10 @@ def _assistant(message: Message, habits: Habits) -> list[ChatMessage]:
     if not calls:
         return [turn]
     said = [{"id": c["id"], "type": "function", "function": _function(c, habits)} for c in calls]
-    if not habits.bare_calls:
-        return [{**turn, "tool_calls": said}]
-    return [*([turn] if text or thoughts else []), {"role": "assistant", "content": None, "tool_calls": said}]
+    nothing = None if habits.no_content else ""
+    if habits.bare_calls and text:
+        return [turn, {"role": "assistant", "content": nothing, "tool_calls": said}]
+    return [{**turn, "content": text or nothing, "tool_calls": said}]
 
 
 def _function(call: Block, habits: Habits) -> dict[str, Any]:

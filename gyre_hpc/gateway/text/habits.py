@@ -82,12 +82,15 @@ def _alternates(writer: TemplateWriter) -> Habits:
 def _calls(writer: TemplateWriter) -> Habits:
     """How calls and their results are written; in the last resort the results by the user, the calls as text."""
     plain = writer.habits
-    for bare_calls in (False, True):
-        for ids in ("", SHORT_IDS):
-            for text_arguments in (False, True):
-                habits = replace(plain, ids=ids, text_arguments=text_arguments, bare_calls=bare_calls)
-                if _tells(writer, habits, SHOWN):
-                    return habits
+    ways = [
+        replace(plain, bare_calls=bare_calls, no_content=no_content, ids=ids, text_arguments=text_arguments)
+        for bare_calls, no_content in ((False, False), (True, False), (True, True))
+        for ids in ((KIMI_IDS,) if _KIMI in writer.template else ("", SHORT_IDS))
+        for text_arguments in (False, True)
+    ]
+    told = [habits for habits in ways if _tells(writer, habits, SHOWN)]
+    for habits in [habits for habits in told if _in_order(writer, habits)] + told:
+        return habits
     for habits in (replace(plain, calls=False), replace(plain, tools=False), replace(plain, calls=False, tools=False)):
         if _tells(writer, habits, SHOWN):
             return habits
@@ -99,6 +102,12 @@ def _tells(writer: TemplateWriter, habits: Habits, name: str) -> bool:
     text = _written(writer, habits, [says("a"), calls("i"), shows("i", text=_SAID)])
     call, _, result = text.partition(MARK)
     return name in call and _SAID in result
+
+
+def _in_order(writer: TemplateWriter, habits: Habits) -> bool:
+    """Whether the text of a turn stands before its call."""
+    turn = Message("assistant", (*says(_SAID).blocks, *calls("i").blocks))
+    return _SAID in _written(writer, habits, [says("a"), turn, shows("i")]).partition(MARK)[0]
 
 
 def _single_calls(writer: TemplateWriter) -> Habits:
@@ -130,10 +139,9 @@ def find_inside(writer: TemplateWriter) -> TemplateWriter:
 
 
 def _ids(writer: TemplateWriter) -> Habits:
-    """Kimi K2 names its calls itself, and knows their results by those names; whether its template counts on is tried."""
+    """Kimi K2 names its calls itself and knows their results by those names; an older template of it begins anew in each turn."""
     habits = writer.habits
-    if habits.ids or not habits.calls or _KIMI not in writer.template:
+    if habits.ids != KIMI_IDS:
         return habits
-    habits = replace(habits, ids=KIMI_IDS)
     text = _written(writer, habits, [says("a"), calls("i"), shows("i"), calls("j"), shows("j")])
     return habits if f"{SHOWN}:1" in text.partition(MARK)[2].partition(MARK)[0] else replace(habits, ids=KIMI_TURN_IDS)

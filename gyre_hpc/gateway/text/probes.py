@@ -60,7 +60,7 @@ def fitted(writer: TemplateWriter, encode: Callable[[str], list[int]]) -> Templa
     encode: text -> ids.
     """
     habits, refused = writer.habits, None
-    for given in (habits, replace(habits, bare_calls=True), replace(habits, calls=False)):
+    for given in (habits, replace(habits, bare_calls=True, no_content=True), replace(habits, calls=False)):
         for looks_back, in_parts in ((0, False), (1, False), (2, False), (0, True))[2 if given.ids == KIMI_IDS else 0 :]:
             tried = replace(writer, habits=replace(given, looks_back=looks_back, in_parts=in_parts))
             try:
