@@ -289,13 +289,19 @@ NEMO = Family(
 )
 
 
+ALL = (LLAMA, QWEN_THINKING, GLM, DEEPSEEK, MISTRAL, HARMONY, COMMAND, GEMMA, GEMMA4, KIMI, NEMO)
+
+
+CONTROL = tuple(token for family in ALL for token in family.control)
+
+
 def family_model(directory: Path, family: Family) -> Path:
-    """A directory with a byte-level tokenizer, the family's control tokens and its template; no weights."""
+    """A directory with a byte-level tokenizer, the control tokens of all families (one tokenizer is proven once) and the template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.control])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(CONTROL)])
     tokenizer.add_tokens(
         [AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>")]
     )
