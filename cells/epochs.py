@@ -7,8 +7,11 @@ Invariants: all ranks see all epochs in the same order; the collectives of each 
 answers) are posted in epoch order on every rank, whatever the order in which the caller acknowledges; nothing waits inside MPI: every
 request is polled with Test, and a rank makes progress whenever it polls. One thread calls MPI.
 
-Frames: a header of HEADER bytes (epoch, length, agree; then as much of the payload as fits), and a second broadcast for a longer
-payload. Answers: a gather of lengths, then a gather of as many bytes.
+Both communicators are stars: their collectives (neighbourhood ones) go between root and each follower directly. A broadcast or a gather of
+MPI goes over other followers, and there waits for whoever computes: one micro-step a hop, each way.
+
+Frames: a header of HEADER bytes (epoch, length, agree; then as much of the payload as fits), and a second collective for a longer
+payload. Answers: one of lengths, then one of as many bytes.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ HEADER = 2048
 _FIELDS = 3 * 8
 INLINE = HEADER - _FIELDS
 _CLOSE = -1
+_NOTHING: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,13 @@ class Channel:
     """
 
     def __init__(self, comm: MPI.Intracomm, root: int = 0) -> None:
-        self._announcements = comm.Dup()
-        self._answers = comm.Dup()
         self.root = root
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        here, others = [root], [rank for rank in range(self.size) if rank != root]
+        sources, targets = ([], others) if self.is_root else (here, [])
+        self._announcements = comm.Create_dist_graph_adjacent(sources, targets)
+        self._answers = comm.Create_dist_graph_adjacent(targets, sources)
         self._epoch = 0
         self._sent: deque[_Posted] = deque()
         self._closed = False
@@ -75,7 +81,7 @@ class Channel:
         self._gather: _Gather | None = None
         self._reports: dict[int, list[dict[str, Any]]] = {}
         # follower: the broadcast being received; agreed epochs in order, and answers given ahead of their turn
-        self._incoming = None if self.is_root else _Incoming(self._announcements, root)
+        self._incoming = None if self.is_root else _Incoming(self._announcements)
         self._due: deque[int] = deque()
         self._given: dict[int, bytes] = {}
 
@@ -168,23 +174,24 @@ class Channel:
         header[:_FIELDS].view(np.int64)[:] = (epoch, len(payload), agree)
         inline = payload[:INLINE]
         header[_FIELDS : _FIELDS + len(inline)] = np.frombuffer(inline, np.uint8)
-        posted = _Posted([self._announcements.Ibcast(header, self.root)], [header])
+        posted = _Posted([self._announcements.Ineighbor_allgather(header, _NOTHING)], [header])
         if len(payload) > INLINE:
             rest = np.frombuffer(payload[INLINE:], np.uint8).copy()
-            posted.requests.append(self._announcements.Ibcast(rest, self.root))
+            posted.requests.append(self._announcements.Ineighbor_allgather(rest, _NOTHING))
             posted.buffers.append(rest)
         self._sent.append(posted)
 
     def _answer(self, data: bytes) -> None:
         length = np.array([len(data)], np.int64)
         body = np.frombuffer(data, np.uint8).copy()
-        requests = [self._answers.Igather(length, None, self.root), self._answers.Igatherv(body, None, self.root)]
+        to = self._answers
+        requests = [to.Ineighbor_allgather(length, _NOTHING), to.Ineighbor_allgatherv(body, [_NOTHING, ([], [])])]
         self._sent.append(_Posted(requests, [length, body]))
 
     def _collect(self) -> None:
         while self._awaited:
             if self._gather is None:
-                self._gather = _Gather(self._answers, self.root)
+                self._gather = _Gather(self._answers, self.size - 1)
             reports = self._gather.poll()
             if reports is None:
                 return
@@ -195,8 +202,8 @@ class Channel:
 class _Incoming:
     """A follower's side of one broadcast after the other."""
 
-    def __init__(self, comm: MPI.Intracomm, root: int) -> None:
-        self._comm, self._root = comm, root
+    def __init__(self, comm: MPI.Distgraphcomm) -> None:
+        self._comm = comm
         self._header: NDArray[np.uint8] = np.zeros(HEADER, np.uint8)
         self._rest: NDArray[np.uint8] | None = None
         self._request: Any = None
@@ -204,7 +211,7 @@ class _Incoming:
 
     def post(self) -> None:
         self._rest = None
-        self._request = self._comm.Ibcast(self._header, self._root)
+        self._request = self._comm.Ineighbor_allgather(_NOTHING, self._header)
 
     def poll(self) -> tuple[int, bytes, bool] | None:
         """(epoch, payload, agree) of a whole frame."""
@@ -213,7 +220,7 @@ class _Incoming:
         epoch, length, agree = (int(x) for x in self._header[:_FIELDS].view(np.int64))
         if length > INLINE and self._rest is None:
             self._rest = np.zeros(length - INLINE, np.uint8)
-            self._request = self._comm.Ibcast(self._rest, self._root)
+            self._request = self._comm.Ineighbor_allgather(_NOTHING, self._rest)
             return self.poll()
         payload = self._header[_FIELDS : _FIELDS + min(length, INLINE)].tobytes()
         if self._rest is not None:
@@ -224,27 +231,21 @@ class _Incoming:
 class _Gather:
     """Root's side of one epoch's answers: lengths first, then the bytes."""
 
-    def __init__(self, comm: MPI.Intracomm, root: int) -> None:
-        self._comm, self._root = comm, root
-        self._lengths = np.zeros(comm.Get_size(), np.int64)
+    def __init__(self, comm: MPI.Distgraphcomm, followers: int) -> None:
+        self._comm = comm
+        self._lengths = np.zeros(followers, np.int64)
         self._body: NDArray[np.uint8] | None = None
-        self._own = np.zeros(1, np.int64)
-        self._request: Any = comm.Igather(self._own, self._lengths, root)
+        self._request: Any = comm.Ineighbor_allgather(_NOTHING, self._lengths)
 
     def poll(self) -> list[dict[str, Any]] | None:
         if not self._request.Test():
             return None
+        ends = np.cumsum(self._lengths)
+        starts = ends - self._lengths
         if self._body is None:
-            from mpi4py import MPI
-
             self._body = np.zeros(int(self._lengths.sum()), np.uint8)
-            layout = [self._body, self._lengths.tolist(), MPI.BYTE]
-            self._request = self._comm.Igatherv(np.zeros(0, np.uint8), layout, self._root)
+            layout = [self._body, (self._lengths.tolist(), starts.tolist())]
+            self._request = self._comm.Ineighbor_allgatherv(_NOTHING, layout)
             return self.poll()
         data = self._body.tobytes()
-        reports, at = [], 0
-        for rank, length in enumerate(self._lengths.tolist()):
-            if rank != self._root:
-                reports.append(json.loads(data[at : at + length]))
-            at += length
-        return reports
+        return [json.loads(data[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]

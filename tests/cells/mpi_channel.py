@@ -1,10 +1,14 @@
-"""On N ranks: order, sizes, many outstanding, acknowledgements out of order, slow followers, closing. Run by test_epochs.py."""
+"""On N ranks: order, sizes, many outstanding, acknowledgements out of order, slow followers, closing; and, on 4 and more, that no follower
+waits for another one that computes. Run by test_epochs.py."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import tempfile
 import time
+from pathlib import Path
 
 import mpi4py
 
@@ -68,9 +72,47 @@ def follower(channel: Channel) -> None:
     assert seen == sorted(seen)
 
 
+def told(what: str) -> Path:
+    """A file by which ranks tell one another without MPI: one that waits for it is one that computes."""
+    return Path(tempfile.gettempdir()) / f"gyre-channel-{os.getppid()}-{what}"
+
+
+def compute_until(what: str) -> None:
+    wait(lambda: told(what).exists() or None, what, 30, print)
+
+
+def independent(channel: Channel) -> None:
+    """In a tree of ranks 3 is behind 2: it hears what is announced while 2 computes, and its answer arrives while 2 computes again."""
+    if channel.is_root:
+        epoch = channel.announce({"who": "all"})
+        wait(lambda: channel.reports(epoch), "all answers", 60, print)
+        told("answered").touch()
+        return
+    if channel.rank == 2:
+        compute_until("heard")
+    got = wait(channel.poll, "the announcement", 60, print)
+    if channel.rank == 3:
+        told("heard").touch()
+        compute_until("early")
+    channel.acknowledge(got.epoch)
+    if channel.rank == 2:
+        told("early").touch()
+        compute_until("answered")
+
+
 def main() -> None:
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
     world = MPI.COMM_WORLD
+    if world.Get_size() > 3:
+        first = Channel(world)
+        independent(first)
+        if first.is_root:
+            first.close()
+        wait(first.drain, "the first channel's end", 30, print)
+        world.Barrier()
+        if first.is_root:
+            for name in ("heard", "early", "answered"):
+                told(name).unlink()
     channel = Channel(world)
     if channel.is_root:
         root(channel)
