@@ -92,14 +92,14 @@ def test_one_that_fails_leaves_nobody_waiting_and_the_next_broadcast_is_whole(se
     good = Collector()
     futures = attending(offer(sender, 2), {"good": good, "bad": Broken(part)})
     with pytest.raises(NotReceived, match=f"{part}: RuntimeError: no room"):
-        futures["bad"].result(10)
+        futures["bad"].result(60)
     if part != "finish":  # then it had all before the other failed
         with pytest.raises(NotReceived):
-            futures["good"].result(10)
+            futures["good"].result(60)
     assert sender.withdraw().receivers == 0 if part != "finish" else sender.withdraw().receivers <= 1
     good = Collector()
     for future in attending(offer(sender, 2, 2), {"good": good, "better": Collector()}, 2).values():
-        future.result(10)
+        future.result(60)
     assert has(good)
 
 
@@ -114,12 +114,12 @@ def test_one_that_is_late_holds_the_others_up_until_their_deadline_only(sender: 
     good, late = Collector(), Late()
     futures = attending(offer(sender, 2), {"good": good, "late": late}, seconds=0.6)
     with pytest.raises(NotReceived):
-        futures["good"].result(10)
+        futures["good"].result(60)
     assert not good.weights
     assert good.member("good", 1.0).held == (), "it has left the group"
     asleep.set()
     with pytest.raises(NotReceived):
-        futures["late"].result(10)
+        futures["late"].result(60)
 
 
 def test_a_sender_that_withdraws_lets_go_of_those_who_wait(sender: Broadcaster) -> None:
@@ -132,12 +132,12 @@ def test_a_sender_that_withdraws_lets_go_of_those_who_wait(sender: Broadcaster) 
             super().update(info)
 
     futures = attending(offer(sender, 2), {"slow": Slow(), "good": Collector()})
-    assert inside.wait(10)
+    assert inside.wait(60)
     assert sender.withdraw().receivers == 0
     waiting.set()
     for future in futures.values():
         with pytest.raises(NotReceived):
-            future.result(10)
+            future.result(60)
 
 
 def test_a_thread_that_nothing_can_end_is_left_behind_and_the_next_broadcast_is_whole(
@@ -154,21 +154,21 @@ def test_a_thread_that_nothing_can_end_is_left_behind_and_the_next_broadcast_is_
         patched.setattr(weight_broadcast, "_LEAVE", 0.05)
         patched.setattr(weight_broadcast, "GlooSender", stuck)
         future = attending(offer(sender, 1), {"a": Collector()}, seconds=1.0)["a"]
-        assert begun.wait(10)
+        assert begun.wait(60)
         assert sender.withdraw().receivers == 0
     assert "its thread is left behind" in caplog.text
     good = Collector()
-    attending(offer(sender, 1, 2), {"a": good}, 2)["a"].result(10)
+    attending(offer(sender, 1, 2), {"a": good}, 2)["a"].result(60)
     assert has(good)
     over.set()
     with pytest.raises(NotReceived):
-        future.result(10)
+        future.result(60)
 
 
 def test_who_comes_alone_is_served_after_a_while_and_who_comes_later_is_refused(sender: Broadcaster) -> None:
     source = offer(sender, 2, patience=0.05)
     one = Collector()
-    attending(source, {"a": one})["a"].result(10)
+    attending(source, {"a": one})["a"].result(60)
     assert has(one)
     with pytest.raises(NotReceived):
         attend(source, 1, 5.0, "b", Collector())
@@ -181,9 +181,9 @@ def test_an_engine_takes_part_with_all_of_its_workers_or_not_at_all(sender: Broa
 
     whole = Collector()
     futures = attending(offer(sender, 2, patience=0.2), {"whole": whole, "half": Half()})
-    futures["whole"].result(10)
+    futures["whole"].result(60)
     with pytest.raises(NotReceived, match="not all workers"):
-        futures["half"].result(10)
+        futures["half"].result(60)
     assert has(whole)
 
 
