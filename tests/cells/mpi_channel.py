@@ -87,6 +87,8 @@ def independent(channel: Channel) -> None:
         epoch = channel.announce({"who": "all"})
         wait(lambda: channel.reports(epoch), "all answers", 60, print)
         told("answered").touch()
+        channel.announce({"who": "all"}, agree=False)
+        told("announced").touch()
         return
     if channel.rank == 2:
         compute_until("heard")
@@ -98,6 +100,8 @@ def independent(channel: Channel) -> None:
     if channel.rank == 2:
         told("early").touch()
         compute_until("answered")
+    compute_until("announced")
+    assert channel.poll() is not None, "one look between two micro-steps is enough"
 
 
 def main() -> None:
@@ -111,7 +115,7 @@ def main() -> None:
         wait(first.drain, "the first channel's end", 30, print)
         world.Barrier()
         if first.is_root:
-            for name in ("heard", "early", "answered"):
+            for name in ("heard", "early", "answered", "announced"):
                 told(name).unlink()
     channel = Channel(world)
     if channel.is_root:
