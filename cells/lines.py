@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+LOOKS = 3
 _QUESTION, _ANSWER, _NOTE, _LAST = 1, 2, 3, 4
 
 
@@ -86,7 +87,15 @@ class Lines:
     # -- both ---------------------------------------------------------------------------------------------------------------------
 
     def progress(self) -> None:
-        """Let MPI work on what is under way, and take what has come."""
+        """Let MPI work on what is under way, and take what has come.
+
+        Several looks: by the first one MPI takes what has arrived, a later one tells of it; who goes back to a micro-step after a single
+        one answers after it.
+        """
+        for _ in range(LOOKS):
+            self._look()
+
+    def _look(self) -> None:
         while self._sent and self._sent[0][0].Test():
             self._sent.popleft()
         status = self._mpi.Status()

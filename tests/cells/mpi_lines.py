@@ -10,6 +10,7 @@ from mpi4py import MPI  # noqa: E402
 
 from cells.lines import Lines  # noqa: E402
 from cells.waiting import wait  # noqa: E402
+from tests.cells.mpi_channel import compute_until, told  # noqa: E402
 
 SIZES = (0, 100, 70_000, 2_000_000, 5)
 
@@ -38,6 +39,11 @@ def root(lines: Lines) -> None:
     for rank in range(1, lines.size):
         if rank not in (1, lines.size - 1):
             lines.ask(rank, {"held": False})
+    final = [lines.ask(rank, {}) for rank in range(1, lines.size)]
+    told("asked").touch()
+    for number in final:
+        wait(lambda number=number: lines.answer_to(number), f"answer {number}", 30, print)
+    told("asked").unlink()
 
 
 def other(lines: Lines) -> None:
@@ -51,6 +57,10 @@ def other(lines: Lines) -> None:
     if last.message["held"]:
         BESIDE.recv(source=0)
     lines.answer(last.number, {"slept": 1})
+    compute_until("asked")
+    question = lines.poll()
+    assert question is not None, "one look between two micro-steps is enough"
+    lines.answer(question.number, {})
 
 
 MPI.Init()
