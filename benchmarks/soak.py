@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,6 +32,7 @@ import psutil
 import yaml
 
 from benchmarks import soak_kv
+from benchmarks.soak_growth import Allowed, Found, Sample, grown, look, named_by
 from gyre_hpc.configfile import load
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
@@ -56,40 +56,6 @@ TOOLS = "Bash,Read,Write"
 RETURN = {f"MALLOC_{what}_THRESHOLD_": str(128 << 10) for what in ("MMAP", "TRIM")}
 """glibc's first thresholds, kept: it raises them by what is freed, and then keeps tens of MB between passes, which looks like growth."""
 EXPLAINED = {"clean", "retry", "compaction", "sub-agent", "edit", "side-query"}
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """How much more may be in use at the end than after the warm-up."""
-
-    memory: int = 32 << 20
-    descriptors: int = 24
-    threads: int = 4
-    sockets: int = 24
-    files: int = 40
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One look. `processes`: name -> (bytes of its own memory, descriptors, threads, sockets); `files`: place -> (number, bytes)."""
-
-    t: float
-    transfers: int
-    processes: dict[str, tuple[int, int, int, int]]
-    files: dict[str, tuple[int, int]]
-
-
-@dataclass
-class Found:
-    """What a soak showed. `problems`: one line each; none is the aim."""
-
-    numbers: dict[str, Any] = field(default_factory=dict)
-    growth: dict[str, Any] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def check(self, holds: bool, what: str) -> None:
-        if not holds:
-            self.problems.append(what)
 
 
 # what keeps KV is small enough to be full early: before that its filling looks like growth
@@ -187,7 +153,7 @@ class Soak:
         self._transferred(found, seen)
         self._executed(found)
         self._answered(found)
-        self._grown(found, allowed)
+        grown(self.samples, allowed, found)
         self._vllm(found) if self.engine == "vllm" else self._torch(found)
         return found
 
@@ -233,7 +199,7 @@ class Soak:
         named: dict[str, psutil.Process] = {}
         for process in sorted(self.job.processes(), key=lambda p: p.pid):
             try:
-                name = _named(process.cmdline())
+                name = named_by(process.cmdline())
             except psutil.NoSuchProcess:  # a box that ended meanwhile
                 continue
             if name is not None:
@@ -246,19 +212,8 @@ class Soak:
         return named
 
     def _look(self, watched: dict[str, psutil.Process]) -> None:
-        processes = {}
-        for name, process in watched.items():
-            with process.oneshot():
-                processes[name] = (
-                    process.memory_full_info().uss,
-                    process.num_fds(),
-                    process.num_threads(),
-                    len(process.net_connections("all")),
-                )
         self.taken |= {int(folder.name.partition("-")[2]) for folder in (self.folder / "client" / "workspaces").glob("*-*")}
-        files = {name: _sizes(path) for name, path in self._places()}
-        files["shared memory"] = _shared(watched)
-        self.samples.append(Sample(time.monotonic(), self._transfers(), processes, files))
+        self.samples.append(look(watched, dict(self._places()), self._transfers()))
 
     def _places(self) -> Iterator[tuple[str, Path]]:
         paths = self.job.paths
@@ -329,32 +284,6 @@ class Soak:
         found.numbers |= {"answers": dict(answers), "broken_by_the_stop": cut}
         found.check(set(answers) <= {"200", "left", "reset"} and answers["reset"] <= cut, f"harnesses saw {answers}, {cut} by the stop")
 
-    def _grown(self, found: Found, allowed: Allowed) -> None:
-        count = len(self.samples)
-        if count < 8:
-            found.problems.append(f"only {count} looks: nothing can be said of what grows")
-            return
-        early, late = self.samples[count // 4 : count // 2], self.samples[-(count // 4) :]
-        for name in early[0].processes:
-            before, after = [[int(median(sample.processes[name][i] for sample in part)) for i in range(4)] for part in (early, late)]
-            grown = [b - a for a, b in zip(before, after, strict=True)]
-            found.growth[name] = {
-                "memory_mb": [round(before[0] / 2**20, 1), round(grown[0] / 2**20, 2)],
-                **{what: [before[i], grown[i]] for i, what in enumerate(("descriptors", "threads", "sockets"), 1)},
-            }
-            limits = (allowed.memory, allowed.descriptors, allowed.threads, allowed.sockets)
-            found.check(all(a <= b for a, b in zip(grown, limits, strict=True)), f"{name} has grown: {found.growth[name]}")
-        transfers = max(1, late[-1].transfers - early[0].transfers)
-        for name in late[-1].files:
-            numbers = [median(sample.files.get(name, (0, 0))[0] for sample in part) for part in (early, late)]
-            size = [sample.files.get(name, (0, 0))[1] for sample in (early[0], late[-1])]
-            found.growth[f"files: {name}"] = {
-                "number": [numbers[0], numbers[1] - numbers[0]],
-                "bytes": size,
-                "bytes_a_transfer": round((size[1] - size[0]) / transfers),
-            }
-            found.check(numbers[1] - numbers[0] <= allowed.files, f"files of {name}: {numbers}")
-
     def _vllm(self, found: Found) -> None:
         """KV blocks and leases that are left, by soak_kv.py; hand-overs as the transfers tell them."""
         lines = [json.loads(line) for line in (self.folder / soak_kv.NOTE).read_text().splitlines()]
@@ -387,52 +316,6 @@ class Soak:
 def _loaded(transfers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of a run's transfers that count: from the first with LIVE executions on; harnesses take a while to come up."""
     return transfers[next((i for i, event in enumerate(transfers) if event["live"] >= LIVE), len(transfers)) :]
-
-
-def _named(command: list[str]) -> str | None:
-    """The kind of process of a run, by its command line; None for one that is not watched."""
-    if command and command[0].startswith("VLLM::"):
-        return command[0].split()[0].lower().replace("::", "-")
-    if command[1:3] == ["-P", "-m"]:
-        command = command[1:]
-    return _MODULES.get(command[2]) if command[1:2] == ["-m"] and len(command) > 2 else None
-
-
-_MODULES = {
-    "gyre_hpc.engines.vllm_main": "engine",
-    "benchmarks.soak_kv": "rank",
-    "gyre_hpc.gateway.main": "gateway",
-    "gyre_hpc.engines.torch_main": "engine",
-    "gyre_hpc.controller.main": "rank",
-    "gyre_hpc.executions.supervisor": "supervisor",
-}
-
-
-def _sizes(path: Path) -> tuple[int, int]:
-    """Files below `path`, and their bytes; what goes away meanwhile is not counted."""
-    files = [path] if path.is_file() else [Path(folder) / name for folder, folders, names in os.walk(path) for name in (*folders, *names)]
-    sizes = [size for size in map(_size, files) if size is not None]
-    return len(sizes), sum(sizes)
-
-
-def _size(file: Path) -> int | None:
-    try:
-        return file.lstat().st_size
-    except FileNotFoundError:
-        return None
-
-
-def _shared(watched: dict[str, psutil.Process]) -> tuple[int, int]:
-    """Files of /dev/shm that one of the processes has mapped, and their bytes."""
-    found: set[str] = set()
-    for process in watched.values():
-        try:
-            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()  # psutil reads smaps, which costs a hundred times as much
-        except OSError:
-            raise psutil.NoSuchProcess(process.pid) from None
-        found.update(line.partition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line)
-    sizes = [size for size in (_size(Path("/dev/shm") / name) for name in found) if size is not None]
-    return len(sizes), sum(sizes)
 
 
 def main() -> int:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import Allowed, Soak
+from benchmarks.soak import Soak
+from benchmarks.soak_growth import Allowed
 
 pytestmark = [pytest.mark.job, pytest.mark.harness, pytest.mark.timeout(900)]
 
