@@ -42,8 +42,9 @@ class Source(WeightSource):
 class NcclSender:
     """Rank 0 of an NCCL communicator; its members are on GPUs of their own."""
 
-    def __init__(self, circle: Circle, address: str) -> None:
+    def __init__(self, circle: Circle) -> None:
         """Raises Lost where a member fails; a member that dies in the rendezvous itself leaves the thread there for vLLM's 300 s."""
+        address = circle.address
         with socket.create_server((address, 0)) as free:
             port = free.getsockname()[1]
         world = len(circle.lines) + 1

@@ -48,8 +48,9 @@ class Sender(Protocol):
 class GlooSender:
     """Rank 0 of a gloo group; what vLLM's own trainer side is for NCCL."""
 
-    def __init__(self, circle: Circle, address: str, bucket: int) -> None:
+    def __init__(self, circle: Circle, bucket: int) -> None:
         """Forms the group. Raises Lost, RuntimeError."""
+        address = circle.address
         seconds = max(1.0, circle.end - time.monotonic())
         store = weight_groups.open_store(address, seconds)
         world = len(circle.lines) + 1
@@ -57,7 +58,12 @@ class GlooSender:
         beside = ThreadPoolExecutor(1, thread_name_prefix="weights-ask")
         try:
             entered = beside.submit(circle.init_weight_transfer_engine, {**info, "seconds": seconds, "bucket": bucket})
-            self._group = weight_groups.Group(store, address, 0, world, seconds, bucket)
+            try:
+                self._group = weight_groups.Group(store, address, 0, world, seconds, bucket)
+            except RuntimeError:
+                if entered.done():
+                    entered.result()  # knows who did not come
+                raise
             entered.result()
         finally:
             beside.shutdown(wait=False)
@@ -189,12 +195,11 @@ class Broadcaster:
         return grouped
 
     def _sender(self, backend: str, circle: Circle) -> Sender:
-        address = circle.lines[0].address
         if backend == GLOO:
-            return GlooSender(circle, address, self._bucket)
+            return GlooSender(circle, self._bucket)
         from gyre_hpc.engines import vllm_senders
 
-        return vllm_senders.NcclSender(circle, address) if backend == NCCL else vllm_senders.IpcSender(circle)
+        return vllm_senders.NcclSender(circle) if backend == NCCL else vllm_senders.IpcSender(circle)
 
 
 def chosen_backends(members: Sequence[Member], device: str) -> Mapping[str, list[Member]]:

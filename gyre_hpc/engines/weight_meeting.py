@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import json
 import logging
 import secrets
@@ -63,8 +64,9 @@ class Line:
     def __init__(self, connection: socket.socket, member: Member) -> None:
         self.member = member
         self.end = time.monotonic() + member.seconds
-        self.address: str = connection.getsockname()[0]
-        """Ours, as this member reaches it."""
+        self.ours: str = connection.getsockname()[0]
+        """Our address, as this member reaches it."""
+        self.theirs: str = connection.getpeername()[0]
         self.done = False
         """Whether it has the weights whole."""
         self.connection = connection
@@ -177,6 +179,10 @@ def greeting(secret: str, version: int, member: Member) -> bytes:
     return json.dumps({"secret": secret, "version": version, **asdict(member)}).encode() + b"\n"
 
 
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
 def _whole(lines: Sequence[Line]) -> set[str]:
     """Engines all of whose workers are among these."""
     came: dict[str, set[int]] = {}
@@ -193,6 +199,8 @@ class Circle:
 
     def __init__(self, lines: Sequence[Line], backend: str, group: str, stopped: threading.Event) -> None:
         self.lines, self.backend, self.group = lines, backend, group
+        self.address = next((line.ours for line in lines if not _is_loopback(line.ours)), lines[0].ours)
+        """The leader's, for all members: that by which those of its own node came may lead nowhere from another."""
         self.end = min(line.end for line in lines)
         self.abort: Callable[[], None] = lambda: None
         """Gets our own side out of the collective."""
@@ -209,7 +217,8 @@ class Circle:
         messages = []
         for rank, line in enumerate(self.lines, 1):
             info = init_info if offset is None else {**init_info, "rank_offset": rank - line.member.worker}
-            messages.append({"do": "enter", "backend": self.backend, "group": self.group, "info": info})
+            address = self.address if _is_loopback(line.theirs) else line.theirs
+            messages.append({"do": "enter", "backend": self.backend, "group": self.group, "info": info, "address": address})
         self._ask(messages)
 
     def start_weight_update(self) -> None:

@@ -37,7 +37,7 @@ class Receiver(Protocol):
     def member(self, engine: str, seconds: float) -> Member: ...
 
     def enter(self, backend: str, group: str, info: dict[str, Any], address: str) -> None:
-        """Join a group, in place of an earlier one of this backend; `address`: ours on the way to the leader."""
+        """Join a group, in place of an earlier one of this backend; `address`: ours, as the others reach us."""
         ...
 
     def start(self, backend: str) -> None:
@@ -68,10 +68,9 @@ def attend(source: str, version: int, seconds: float, engine: str, receiver: Rec
     finished = False
     try:
         with socket.create_connection((host, int(port)), timeout=max(0.1, seconds)) as line, line.makefile("rb") as told:
-            address = str(line.getsockname()[0])
             line.sendall(greeting(secret, version, receiver.member(engine, seconds)))
             while (message := _next(line, told, end))["do"] != "end":
-                failed, taken_out = _obey(receiver, message, address, line, end)
+                failed, taken_out = _obey(receiver, message, line, end)
                 line.settimeout(_LEAVE)
                 if failed:
                     with contextlib.suppress(OSError):  # the leader may be gone, or have closed the line behind its last word
@@ -97,12 +96,12 @@ def _next(line: socket.socket, told: Any, end: float) -> dict[str, Any]:
     return message
 
 
-def _obey(receiver: Receiver, message: dict[str, Any], address: str, line: socket.socket, end: float) -> tuple[str, bool]:
+def _obey(receiver: Receiver, message: dict[str, Any], line: socket.socket, end: float) -> tuple[str, bool]:
     """Do it: (what went wrong, whether we were taken out of it). The group is left where anything did."""
     what = message.get("do")
     with _lookout(line, end, receiver.abort) as left:
         try:
-            _follow(receiver, message, address)
+            _follow(receiver, message)
         except Exception as error:  # whatever it is, the leader and the engine's owner are to know, and files are next
             log.warning("a broadcast of weights, %s: %s: %s", what, type(error).__name__, error)
             log.debug("as it was", exc_info=True)
@@ -118,10 +117,10 @@ def _why(line: socket.socket, told: Any) -> str:
     return str(_next(line, told, time.monotonic() + _LEAVE).get("why"))
 
 
-def _follow(receiver: Receiver, message: dict[str, Any], address: str) -> None:
+def _follow(receiver: Receiver, message: dict[str, Any]) -> None:
     match message["do"]:
         case "enter":
-            receiver.enter(message["backend"], message["group"], message["info"], address)
+            receiver.enter(message["backend"], message["group"], message["info"], message["address"])
         case "start":
             receiver.start(message["backend"])
         case "update":

@@ -38,7 +38,7 @@ class Heard:
     """In place of a `Circle`: keeps what the trainer side says."""
 
     def __init__(self) -> None:
-        self.lines = [None, None]
+        self.lines, self.address = [None, None], "127.0.0.1"
         self.said: list[tuple[str, Any]] = []
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def test_over_nccl_vllms_trainer_side_says_what_its_workers_parse(communicator: 
     from gyre_hpc.engines.vllm_senders import BUCKET, NcclSender
 
     circle = Heard()
-    sender = NcclSender(circle, "127.0.0.1")  # type: ignore[arg-type]
+    sender = NcclSender(circle)  # type: ignore[arg-type]
     ((word, told),) = circle.said
     info = NCCLWeightTransferInitInfo(**told)
     assert (word, info.world_size, info.rank_offset, info.packed, info.packed_buffer_size_bytes) == ("init", 3, 1, True, BUCKET)
@@ -93,7 +93,7 @@ def test_over_nccl_vllms_trainer_side_says_what_its_workers_parse(communicator: 
 def test_an_abort_stops_further_buckets_first_and_comes_once(communicator: FakeCommunicator) -> None:
     from gyre_hpc.engines.vllm_senders import NcclSender
 
-    sender = NcclSender(Heard(), "127.0.0.1")  # type: ignore[arg-type]
+    sender = NcclSender(Heard())  # type: ignore[arg-type]
     sender.abort()
     sender.abort()
     assert communicator.told == ["abort comm disabled=True"]
@@ -104,7 +104,7 @@ def test_without_a_library_of_nccl_nothing_is_sent(communicator: FakeCommunicato
 
     communicator.disabled = True
     with pytest.raises(RuntimeError, match="no NCCL library"):
-        NcclSender(Heard(), "127.0.0.1")  # type: ignore[arg-type]
+        NcclSender(Heard())  # type: ignore[arg-type]
 
 
 def test_over_ipc_handles_come_through_and_nobody_else_s_world_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
