@@ -1,0 +1,1 @@
+"""Measurements that settled a choice; each says how it is called and what it counts."""

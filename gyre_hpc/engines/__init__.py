@@ -1,0 +1,1 @@
+"""Inference behind one small interface (protocol.py): token ids in, tokens with log-probs and weight versions out."""

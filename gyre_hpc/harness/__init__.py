@@ -1,0 +1,1 @@
+"""A small coding agent of our own, as a program that knows nothing of the system but HTTP."""

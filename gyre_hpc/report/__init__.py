@@ -1,0 +1,1 @@
+"""What a run did and does, from its files alone."""

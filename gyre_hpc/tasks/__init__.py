@@ -1,0 +1,1 @@
+"""Where tasks come from: generated chores, or a folder in Harbor format."""

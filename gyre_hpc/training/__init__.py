@@ -1,0 +1,1 @@
+"""The model in training: gradients as sums over rows, and the core's optimizer."""

@@ -1,0 +1,1 @@
+"""What harnesses speak: request bodies in, one canonical conversation; events out. Pure."""
