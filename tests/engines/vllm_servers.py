@@ -42,9 +42,10 @@ class Servers:
         return [future.result() for future in begun]
 
     def stop(self) -> None:
-        """All that are left."""
-        for pool, engine in self._started:
-            pool.submit(engine.stop).result()
+        """All that are left, at the same time."""
+        ending = [(pool, pool.submit(engine.stop)) for pool, engine in self._started]
+        for pool, ended in ending:
+            ended.result()
             pool.shutdown()
 
 
