@@ -104,7 +104,6 @@ class Broadcaster:
         self._bucket = bucket
         self._device = device or torch.device("cpu")
         self._kept: dict[str, _Kept] = {}
-        self._meeting: Meeting | None = None
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._sent = Sent(0, 0, 0.0)
@@ -115,11 +114,12 @@ class Broadcaster:
         Raises OSError. The weights must not change before `withdraw` has returned.
         """
         self.withdraw()
-        self._meeting, self._stopped, self._sent = Meeting(host, version), threading.Event(), Sent(0, 0, 0.0)
-        arguments = (self._meeting, weights, engines, patience, self._kept, self._stopped)
+        meeting = Meeting(host, version)
+        self._stopped, self._sent = threading.Event(), Sent(0, 0, 0.0)
+        arguments = (meeting, weights, engines, patience, self._kept, self._stopped)
         self._thread = threading.Thread(target=self._run, args=arguments, name="weights", daemon=True)
         self._thread.start()
-        return SCHEME + self._meeting.source
+        return SCHEME + meeting.source
 
     def withdraw(self) -> Sent:
         """Nobody reads the weights any more when this returns; who was not done loads files."""
