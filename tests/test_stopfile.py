@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,7 +47,8 @@ for line in sys.stdin:
 """
 
 
-def test_a_rank_leaves_a_wish_and_goes_on_until_its_time_is_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [False, True], ids=["until its time is over", "until the driver is gone"])
+def test_a_rank_leaves_a_wish_and_goes_on(tmp_path: Path, gone: bool) -> None:
     command = [sys.executable, "-c", _RANK, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdin is not None
@@ -67,6 +69,9 @@ def test_a_rank_leaves_a_wish_and_goes_on_until_its_time_is_over(tmp_path: Path)
         ask(tmp_path, 1000.0)
         assert term() == "lives\n"
         assert not wished(tmp_path), "the stop is under way: there is nothing to wish for"
-        ask(tmp_path, 0.0)
+        if gone:
+            shutil.rmtree(tmp_path)
+        else:
+            ask(tmp_path, 0.0)
         assert term() == ""
         assert rank.wait(60) == -signal.SIGTERM
