@@ -31,7 +31,11 @@ _OPENER = re.compile(r"[<\[\](){}`\uff5c\u25c1]")
 """Characters with which a format of vLLM's registry begins a call or a thought, on the same line at the latest."""
 _PROBE = "gyre" + secrets.token_hex(8)
 """A word that no answer has."""
-_HARMONY = frozenset(("openai", "openai_gptoss"))
+_HARMONY = {"tool_parser": "openai", "reasoning_parser": "openai_gptoss"}
+"""Both read one grammar, and only together: without the second, what is thought would be lost."""
+_CALL_ID = "[CALL_ID]"
+"""Mistral's v11 writes an id behind the name of a call; vLLM's parser leaves it there."""
+_ANALYSIS = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|$)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,12 @@ class Library:
 
     def __init__(self, tool: str | None, reasoning: str | None, directory: Path) -> None:
         names = " and ".join(name for name in (tool, reasoning) if name)
+        chosen = {"tool_parser": tool, "reasoning_parser": reasoning}
+        for key, other in (("tool_parser", "reasoning_parser"), ("reasoning_parser", "tool_parser")):
+            if chosen[key] == _HARMONY[key] and chosen[other] != _HARMONY[other]:
+                raise ConfigError(
+                    f"model.{key} = {chosen[key]} reads nothing without its other half", f"set model.{other} = {_HARMONY[other]}"
+                )
         try:
             from vllm.parser.parser_manager import ParserManager
             from vllm.tokenizers import get_tokenizer
@@ -64,8 +74,8 @@ class Library:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # a traceback for every text that is no call
         try:
             self._tokenizer = get_tokenizer(str(directory))
-            harmony = bool(_HARMONY & {tool, reasoning})
-            found: Any = ParserManager.get_parser(tool, reasoning, True, is_harmony=harmony, tokenizer=self._tokenizer)
+            self._harmony = tool == _HARMONY["tool_parser"] or reasoning == _HARMONY["reasoning_parser"]
+            found: Any = ParserManager.get_parser(tool, reasoning, True, is_harmony=self._harmony, tokenizer=self._tokenizer)
             self._class = found
             made = found(self._tokenizer)
         except Exception as error:  # whatever a parser stumbles over in a tokenizer that is not its family's
@@ -103,9 +113,12 @@ class Library:
             ids = self._tokenizer.encode(whole, add_special_tokens=False)
             thought, words, calls = parser.parse(whole, asked, enable_auto_tools=True, model_output_token_ids=ids)
             plain = text
-            if self._reasons:
+            if self._harmony:
+                plain = _ANALYSIS.sub("", text) if calls else words or ""
+            elif self._reasons:
                 plain = self._class(self._tokenizer, asked.tools).extract_reasoning(whole, asked)[1] or ""
-            return Parsed(thought or "", plain, words or "", tuple((call.name, call.arguments) for call in calls or ()))
+            named = ((call.name.partition(_CALL_ID)[0], call.arguments) for call in calls or ())
+            return Parsed(thought or "", plain, words or "", tuple(named))
 
         return read
 

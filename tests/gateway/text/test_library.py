@@ -231,6 +231,73 @@ def test_thoughts_by_the_library(made: Callable[..., Parsers]) -> None:
 
 
 @pytest.mark.vllm
+def test_mistral_writes_calls_in_three_ways(made: Callable[..., Parsers], tmp_path: Path) -> None:
+    """By its tokenizer: a list of calls where that has no [ARGS] (Nemo), else name and arguments, an id between them or not."""
+    assert answer(made("mistral"), "[TOOL_CALLS]bash[CALL_ID]abcdefghi[ARGS]" + JSON) == (CALL,)
+    assert answer(made("mistral", "mistral"), "[THINK]so[/THINK]" + FORMATS["mistral"]) == (thought("so"), CALL)
+    folder = tiny_model(tmp_path)
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True, normalized=False)])
+    tokens.save(str(folder / "tokenizer.json"))
+    nemo = make_parsers("mistral", "think", folder)
+    two = '[TOOL_CALLS][{"name": "bash", "arguments": ' + JSON + '}, {"name": "bash", "arguments": {}, "id": "abcdefghi"}]'
+    assert answer(nemo, two) == (CALL, {"type": "tool_use", "id": "t_1", "name": "bash", "input": {}})
+
+
+THOUGHT = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
+TO_BASH = "<|channel|>commentary to=functions.bash <|constrain|>json<|message|>"
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Parsers:
+    """gpt-oss's parsers, with its own encoding in place of the tiny tokenizer's."""
+    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
+    encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+
+    class Encoded:
+        def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+            return encoding.encode(text, allowed_special="all")
+
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return encoding.decode(ids)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(plain, name)
+
+    library = Library("openai", "openai_gptoss", tiny_model(tmp_path_factory.mktemp("harmony")))
+    plain, library._tokenizer = library._tokenizer, Encoded()
+    return Parsers(False, library)
+
+
+@pytest.mark.vllm
+def test_harmony(harmony: Parsers) -> None:
+    call = THOUGHT + TO_BASH + JSON
+    assert answer(harmony, THOUGHT + "<|channel|>final<|message|>Done\né") == (thought("Think."), text("Done\né"))
+    assert answer(harmony, call) == (thought("Think."), CALL)
+    look = THOUGHT + "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + TO_BASH + JSON
+    assert answer(harmony, look) == (thought("Think."), text("I look."), CALL)
+    assert answer(harmony, "<|channel|>analysis<|message|>cut in", cut=True) == (thought("cut in"),)
+    assert answer(harmony, "no channel") == (text("no channel"),)
+
+
+@pytest.mark.vllm
+def test_a_call_of_harmony_that_is_none_is_text(harmony: Parsers) -> None:
+    for raw, cut in ((TO_BASH + "oops", False), (TO_BASH + '{"command": "rm -rf /ho', True), (TO_BASH + JSON, True)):
+        assert answer(harmony, THOUGHT + raw, cut=cut) == (thought("Think."), text("<|start|>assistant" + raw))
+
+
+def test_half_of_harmony_is_refused(tmp_path: Path) -> None:
+    for tool, reasoning, missing in (
+        ("openai", None, "reasoning_parser = openai_gptoss"),
+        ("hermes", "openai_gptoss", "tool_parser = openai"),
+    ):
+        with pytest.raises(ConfigError, match="without its other half") as refused:
+            Library(tool, reasoning, tmp_path)
+        assert missing in refused.value.remedy
+
+
+@pytest.mark.vllm
 def test_a_parser_of_another_family_is_refused_in_one_line(model: Path, families: Path) -> None:
     with pytest.raises(ConfigError, match=r"vLLM's parser deepseek_v3 can't be used with.*; choose model\.tool_parser"):
         make_parsers("deepseek_v3", "think", model)
