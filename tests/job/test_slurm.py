@@ -1,20 +1,52 @@
-"""The whole job on a virtual cluster of four nodes: sbatch requeued twice, submitit, and a sweep."""
+"""The whole job on four nodes of a virtual cluster: sbatch requeued twice, submitit, and a sweep.
+
+Two jobs at a time have the eight nodes: half of what each of them takes is waiting for Slurm.
+"""
 
 from __future__ import annotations
 
 import re
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.job.jobs import ROOT, Job, gyre, gyre_json, make, until
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, Spec, cluster, missing
 
 pytestmark = [pytest.mark.job, pytest.mark.slurm, pytest.mark.timeout(900)]
 STEPS = 6
 
 
-def requeue_twice(job: Job, slurm: Cluster, number: str) -> None:
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Cluster]:
+    """Eight nodes, and this process's environment pointing at them."""
+    if lacking := missing():
+        pytest.skip(f"{', '.join(lacking)} not found")
+    with (
+        tempfile.TemporaryDirectory(prefix="gyre-eight-") as folder,
+        cluster(Path(folder), Spec(nodes=8)) as made,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for key, value in made.environment.items():
+            patch.setenv(key, value)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def requeued(eight: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Job]]]:
+    """The same job by sbatch and by submitit, beside one another; each when it is over."""
+    jobs = {how: make(tmp_path_factory.mktemp(how), run={"steps": STEPS}) for how in ("sbatch", "submitit")}
+    out = jobs["sbatch"].config.with_name("out.log")
+    said = eight.run("sbatch", f"--output={out}", "sbatch/gyre.sbatch", str(jobs["sbatch"].config), cwd=ROOT)
+    numbers = {"sbatch": re.findall(r"\d+", said)[-1], "submitit": str(gyre_json("submit", str(jobs["submitit"].config))["job"])}
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        yield {how: pool.submit(requeue_twice, job, eight, numbers[how]) for how, job in jobs.items()}
+
+
+def requeue_twice(job: Job, slurm: Cluster, number: str) -> Job:
     for attempt in (1, 2):
         until(
             f"two steps in attempt {attempt}",
@@ -23,6 +55,7 @@ def requeue_twice(job: Job, slurm: Cluster, number: str) -> None:
         )
         slurm.run("scontrol", "requeue", number)
     until("end of the run", lambda: any(event["status"] == "done" for event in job.events("run.end")), 300)
+    return job
 
 
 def assert_resumed(job: Job) -> None:
@@ -37,24 +70,14 @@ def assert_resumed(job: Job) -> None:
     assert gyre_json("trees", "verify", str(job.paths.root))["problems"] == []
 
 
-def test_sbatch_requeued_twice(slurm: Cluster, tmp_path: Path) -> None:
-    job = make(tmp_path, run={"steps": STEPS})
-    said = slurm.run("sbatch", f"--output={tmp_path}/out.log", "sbatch/gyre.sbatch", str(job.config), cwd=ROOT)
-    number = re.findall(r"\d+", said)[-1]
-    requeue_twice(job, slurm, number)
-    assert_resumed(job)
+@pytest.mark.parametrize("how", ["sbatch", "submitit"])
+def test_requeued_twice(requeued: dict[str, Future[Job]], how: str) -> None:
+    assert_resumed(requeued[how].result())
 
 
-def test_submitit_requeued_twice(inside: Cluster, tmp_path: Path) -> None:
-    job = make(tmp_path, run={"steps": STEPS})
-    number = gyre_json("submit", str(job.config))["job"]
-    requeue_twice(job, inside, str(number))
-    assert_resumed(job)
-
-
-def test_sweep_of_two_by_two_points(inside: Cluster, tmp_path: Path) -> None:
+def test_sweep_of_two_by_two_points(eight: Cluster, tmp_path: Path) -> None:
     grid = {"training.lr": [0.0005, 0.001], "schedule.phi": [0.25, 0.5]}
-    job = make(tmp_path, run={"steps": 2}, sweep={"grid": grid, "parallelism": 1})
+    job = make(tmp_path, run={"steps": 2}, sweep={"grid": grid, "parallelism": 2})
     table = gyre("sweep", str(job.config), timeout=800).stdout
     assert table.count("done") == 4, table
     for value in ("0.0005", "0.001", "0.25", "0.5"):
