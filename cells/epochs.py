@@ -5,7 +5,7 @@ follower answers with `acknowledge`, and root sees the `reports` of an epoch whe
 
 Invariants: all ranks see all epochs in the same order; the collectives of each of the two private communicators (announcements,
 answers) are posted in epoch order on every rank, whatever the order in which the caller acknowledges; nothing waits inside MPI: every
-request is polled with Test, and a rank makes progress whenever it polls. One thread calls MPI.
+request is polled with Test, and a rank makes progress whenever it polls. One thread at a time calls MPI (cells/pump.py).
 
 Both communicators are stars: their collectives (neighbourhood ones) go between root and each follower directly. A broadcast or a gather of
 MPI goes over other followers, and there waits for whoever computes: one micro-step a hop, each way.

@@ -5,7 +5,7 @@ ranks only, so nobody waits for a third that is in the middle of a long computat
 
 Invariants: nothing waits inside MPI (matched probes, every request polled with Test); per rank questions arrive in the order asked, and
 notes in the order told; a question is answered once. There is no order between lines and epochs: whoever needs one waits for the answer
-before it announces. One thread calls MPI. Payloads are JSON.
+before it announces. One thread at a time calls MPI. Payloads are JSON.
 """
 
 from __future__ import annotations

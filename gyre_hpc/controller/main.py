@@ -1,8 +1,8 @@
 """The MPI step: `python -m gyre_hpc.controller.main`, one process a rank, started by mpiexec or srun with GYRE_RUNTIME set.
 
 Rank 0 becomes the controller, the others ranks of cells. Invariants: a leader's engine is started before MPI_Init (its environment is
-scrubbed, but a fork after MPI_Init is what some fabrics forbid); one thread calls MPI; a rank that fails records why and aborts the
-whole world, because the others would wait for it until their deadlines; the end of MPI has a deadline as well; exit 0 done, 75 stopped
+scrubbed, but a fork after MPI_Init is what some fabrics forbid); one thread at a time calls MPI; a rank that fails records why and aborts
+the whole world, because the others would wait for it until their deadlines; the end of MPI has a deadline as well; exit 0 done, 75 stopped
 and resumable.
 """
 
