@@ -67,7 +67,8 @@ def chat_of(system: str, messages: Sequence[Message], habits: Habits, first: boo
         chat.append({"role": "system" if habits.system else "user", "content": system})
     for message in split_calls(messages) if habits.single_calls else messages:
         for turn in _turns(message, habits, first and not chat):
-            _append(chat, turn, habits.alternates or (bool(system) and not habits.system and len(chat) == 1))
+            begun = bool(system) and not habits.system and chat == [{"role": "user", "content": system}]
+            _append(chat, turn, habits.alternates or begun)
     if habits.ids:
         _rename(chat, habits.ids)
     if habits.parts:
