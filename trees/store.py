@@ -30,16 +30,16 @@ from trees import sealing
 from trees.binding import Binder
 from trees.catalogue import Entry
 from trees.codec import Header, decode, encode, payloads
-from trees.errors import Damaged, StoreError
-from trees.files import LOCK, TEMPORARY, WriterLock, sync_directory
+from trees.errors import StoreError
+from trees.files import LOCK, WriterLock, sync_directory
 from trees.forest import Contents, Forest
 from trees.ids import AnyOf
-from trees.journal import FRAME_LIMIT, JOURNAL, Draft, JournalWriter, journal_name, newest_journal
+from trees.journal import FRAME_LIMIT, Draft, JournalWriter, journal_name, newest_journal
+from trees.opening import open_newest, remove_debris
 from trees.reader import StoreReader
 from trees.records import Execution, Intent, Node, NodeKind, Record, Role
 from trees.rules import check, trimmed
-from trees.sealed import catalogued
-from trees.segment import SEGMENT, sheet_of
+from trees.segment import sheet_of
 from trees.shelf import Shelf
 
 __all__ = ["StoreError", "StoreReader", "StoreWriter"]
@@ -351,41 +351,15 @@ class StoreWriter:
 
     # -- recovery -------------------------------------------------------------------------------------------------------------
     def _recover(self) -> None:
-        for path in self.directory.glob(f"{TEMPORARY}*"):
-            path.unlink()
-        newest = newest_journal(self.directory)
-        if newest is None:
-            self._journal = self._create()
-            return
-        self._journal, replay = JournalWriter.recover(self.directory / journal_name(newest))
-        first = next(replay, None)
-        if first is None:
-            raise Damaged(f"{self._journal.path} has no header", "restore this file from a copy, or run gyre trees repair")
-        self._header = header = catalogued(self.directory, Header.decode(first))
-        if header.generation != newest:
-            raise Damaged(f"{self._journal.path} is journal {header.generation}", "give the file its own name again")
+        opened = open_newest(self.directory, self._provenance)
+        self._journal, self._header = opened.journal, opened.header
+        header = opened.header
         self._shelf = Shelf(self.directory, header)
         for segment in self._shelf.segments:
             segment.open().close()
         self._next_node, self._next_call, self._next_execution = header.next_node, header.next_call, header.next_execution
-        for payload in replay:
+        for payload in opened.payloads:
             for record in decode(payload):
                 self._apply(record)
         self._abandoned = {call for calls in self.forest.open_calls.values() for call in calls}
-        self._remove_debris(newest, {segment.path.name for segment in self._shelf.segments})
-
-    def _create(self) -> JournalWriter:
-        if any(SEGMENT.fullmatch(path.name) for path in self.directory.iterdir()):
-            raise StoreError(
-                f"{self.directory} holds segments and no journal", "restore the newest journal-*.log from a copy, or run gyre trees repair"
-            )
-        self._header = Header(1, provenance=self._provenance)
-        return JournalWriter.create(self.directory / journal_name(1), [self._header.encode()])
-
-    def _remove_debris(self, generation: int, segments: set[str]) -> None:
-        """What a crash in the middle of a seal left: older journals, and segments that no journal lists."""
-        for path in self.directory.iterdir():
-            journal = JOURNAL.fullmatch(path.name)
-            if (journal and int(journal[1]) < generation) or (SEGMENT.fullmatch(path.name) and path.name not in segments):
-                path.unlink()
-        sync_directory(self.directory)
+        remove_debris(self.directory, header.generation, {segment.path.name for segment in self._shelf.segments})
