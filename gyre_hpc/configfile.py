@@ -24,7 +24,18 @@ _DEEP, _FLAT = "is nested too deeply, or has an alias inside what it names", "wr
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one section: YAML's own last word would drop the first one, a whole section maybe, in silence."""
+    """Refuses a key that stands twice in one section: YAML's own last word would drop the first one, a whole section maybe, in silence.
+
+    A value that looks like a date or a number and is none (`2026-02-30`) is a `YAMLError` with its place, too; yaml has a bare ValueError.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{str(node.value)[:40]!r} can't be read ({error})", node.start_mark
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -78,7 +89,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
     other = tree.pop("extends", None)
     if other is None:
         return tree
-    if not isinstance(other, str):
+    if not isinstance(other, str) or "\0" in other:
         raise ConfigError(f"config {path}: extends = {other!r}", "give the path of one YAML file, relative to this one")
     return _laid_over(_read(path.parent / other, (*below, path)), tree)
 
@@ -95,9 +106,13 @@ def _laid_over(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def check(tree: Mapping[str, Any], origin: str) -> Config:
     """Validate a plain tree of values. Raises ConfigError with one line for the first mistake and the number of others."""
     try:
-        glued = next(_glued(tree), None)
+        glued, null = next(_glued(tree), None), next(_with_null(tree), None)
     except RecursionError:
         raise ConfigError(f"{origin} {_DEEP}", _FLAT) from None
+    if null is not None:
+        raise ConfigError(
+            f"{origin}: {null!r} has a null character in it", "take it out: no path and no argument of a program can hold one"
+        )
     if glued is not None:
         raise ConfigError(f"{origin}: {glued} is one key without a value", f"write a blank after the colon: {glued.replace(':', ': ', 1)}")
     try:
@@ -122,6 +137,19 @@ def _glued(tree: Any) -> Iterator[str]:
             yield from _glued(value)
 
 
+def _with_null(tree: Any) -> Iterator[str]:
+    """Texts, keys among them, that no system call takes."""
+    if isinstance(tree, str):
+        yield from (tree,) if "\0" in tree else ()
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _with_null(key)
+            yield from _with_null(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _with_null(value)
+
+
 def dump(config: Config, path: Path) -> None:
     """Write the complete configuration as YAML."""
     path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
@@ -132,9 +160,11 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not sep or not key:
         raise ConfigError(f"override {override!r} has no `=`", "write a.b.c=value, for example run.steps=40")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise ConfigError(f"override {key}: {text!r} is not a YAML value", "quote it") from None
+    except RecursionError:
+        raise ConfigError(f"override {key} {_DEEP}", _FLAT) from None
     *parents, leaf = key.split(".")
     at = tree
     for name in parents:

@@ -95,12 +95,32 @@ def test_a_colon_in_a_key_that_has_a_value_is_nobodys_business(tmp_path: Path) -
         ("run: &a {name: *a}\n", "nested too deeply, or has an alias inside what it names; write sections"),
         ("run: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deeply"),
         ("1: 2\n", "keys should be strings"),
+        ("run:\n  name: 2026-02-30\n", "'2026-02-30' can't be read .day is out of range.*line 2"),
+        ("run: {seed: " + "9" * 5000 + "}", "can't be read .Exceeds the limit"),
+        ('run: {dir: "a\\0b"}', "'a.x00b' has a null character in it; take it out"),
+        ('harness: {env: {"A\\0": b}}', "has a null character in it"),
+        ('harness: {argv: ["a", "\\0"]}', "has a null character in it"),
+        ('extends: "a\\0b"', "extends = 'a.x00b'; give the path"),
     ],
-    ids=["key", "alias", "depth", "number"],
+    ids=["key", "alias", "depth", "number", "date", "digits", "null", "null-key", "null-item", "null-extends"],
 )
 def test_odd_yaml_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("run.name=2026-02-30", "override run.name: '2026-02-30' is not a YAML value; quote it"),
+        ("run.name=" + "[" * 3000, "override run.name is nested too deeply"),
+        ("run={steps: 1, steps: 2}", "is not a YAML value"),
+    ],
+    ids=["date", "depth", "twice"],
+)
+def test_an_odd_override_is_one_line(tmp_path: Path, override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(write(tmp_path, ""), [override])
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
