@@ -27,7 +27,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_stops_the_run_and_it_resumes(small_disk: Path) -> None:
     # checkpoints and published weights of the built-in model fill it up within a few steps once a filler takes the rest
-    job = make(small_disk, run={"steps": 4})
+    job = make(small_disk, run={"steps": 4}, cells={"count": 2})
     log = small_disk.parent / "out.log"
     process = job.start(log)
     job.wait_for_steps(process, 1, log)
