@@ -10,12 +10,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0.0)]
+
+
+def _waitable(seconds: float) -> float:
+    """30 years stand for `never`; sockets and locks take no more than some 9e9 seconds."""
+    if seconds > 1e9:
+        raise PydanticCustomError("too_long", "at most 1e9 seconds, which is never")
+    return seconds
+
+
+Seconds = Annotated[float, Field(gt=0.0), AfterValidator(_waitable)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 BUILTIN_MODEL = "builtin:quickstart"

@@ -31,6 +31,13 @@ def test_true_is_no_number(tmp_path: Path, override: str) -> None:
         load(write(tmp_path, ""), [override])
 
 
+@pytest.mark.parametrize("key", ["deadlines.idle", "harness.tool_timeout", "gateway.ping", "verifier.timeout"])
+def test_never_is_a_number_of_seconds_that_a_socket_takes(tmp_path: Path, key: str) -> None:
+    load(write(tmp_path, ""), [f"{key}=1e9"])
+    with pytest.raises(ConfigError, match=rf"{key} = .*at most 1e9 seconds, which is never"):
+        load(write(tmp_path, ""), [f"{key}=1e10"])
+
+
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "..", '"a\\nb"'])
 def test_a_name_is_one_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"run\.name = .* run\.dir says where a run lives$"):

@@ -12,6 +12,7 @@ import time
 
 _KILL = 9
 _PAUSE = 0.005
+_LOOK = 3600.0  # poll takes no more than 2**31 ms, `harness.tool_timeout` may be more
 _DEFAULT = (13, 25)
 """SIGPIPE and SIGXFSZ: Python ignores them, and an ignored signal stays ignored in what it starts."""
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "USER", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE")
@@ -85,7 +86,7 @@ def _collect(pid: int, read: int, limit: int, timeout: float) -> tuple[str, int]
     try:
         while True:
             left = 0.0 if over else max(0.0, deadline - time.monotonic())
-            ready = [fd for fd, _ in poll.poll((left if child is not None else min(left, _PAUSE)) * 1000)]
+            ready = [fd for fd, _ in poll.poll(min(left, _LOOK if child is not None else _PAUSE) * 1000)]
             if read in ready and after:
                 after -= over
                 data = os.read(read, 65536)

@@ -22,6 +22,10 @@ def test_bash_gives_both_outputs_and_the_exit_code() -> None:
     assert tools.run("bash", {"command": "echo out; echo err >&2; exit 4"}, 100, 5.0) == ("out\nerr\n", 4)
 
 
+def test_a_time_limit_may_be_longer_than_poll_takes() -> None:
+    assert tools.run("bash", {"command": "echo out"}, 100, 1e9) == ("out\n", 0)
+
+
 def test_a_pipe_that_closes_early_makes_no_noise() -> None:
     assert tools.run("bash", {"command": "yes | head -n 1"}, 1000, 5.0) == ("y\n", 0)
 
