@@ -203,7 +203,9 @@ def go_through(folder: Path, kills: list[Kill], patience: float = 300.0) -> list
     """A run in which all of them happen, resumed as often as it takes, to its end. One line an attempt; asserts all that must hold."""
     deadlines = {"start": 240, "transfer": 20, "step": 60, "idle": 60, "stop": 5}
     cells = {"count": 2, "ranks_per_node": 2 if any(kill["who"] in TWO_RANKS for kill in kills) else 1}
-    job = make(folder, run={"steps": 500, "min_free_mb": 1}, cells=cells, harness={"tool_delay": 0.4}, deadlines=deadlines)
+    satellites = {"phi": 0.0} if any(kill["who"] == "core" for kill in kills) else {}  # nothing is carried over: they always join
+    run = {"steps": 500, "min_free_mb": 1}
+    job = make(folder, run=run, cells=cells, harness={"tool_delay": 0.4}, schedule=satellites, deadlines=deadlines)
     _write(job.paths.root, kills)
     lines, log = [], folder / "out.log"
     while True:
