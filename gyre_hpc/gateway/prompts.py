@@ -23,6 +23,9 @@ from trees.matching import Match, MessageIndex
 LONG = 100_000
 """Bytes of new messages from which on they are rendered and tokenised beside the event loop."""
 
+MANY = 100
+"""Turns from which on a template that looks back at all of them does, too: some search them for each result."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -51,13 +54,14 @@ class Prompts:
             raise BadRequest("the conversation is empty")
         history = conversation.digests if messages[-1].role == "assistant" else conversation.digests[:-1]
         match = self._index.deepest(live.execution, history)
-        if match.depth < conversation.known + self._renderer.looks_back and conversation.known and conversation.whole is not None:
+        first = {0: match.depth, 1: max(0, match.depth - 1), 2: 0}[self._renderer.looks_back]  # of the turns that are read
+        if first < conversation.known and conversation.whole is not None:
             conversation = conversation.whole()
             messages = conversation.messages
         last = int(live.nodes[match.node][1][-1]) if match.node >= 0 else -1
         size = sum(len(message.canonical) for message in messages[match.depth :])
         try:
-            if size < LONG:
+            if size < LONG and (self._renderer.looks_back < 2 or match.depth < MANY):
                 parts = self._render(conversation, match, last)
             else:
                 parts = await asyncio.to_thread(self._render, conversation, match, last)

@@ -53,7 +53,7 @@ class ModelTexts:
 
     @property
     def looks_back(self) -> bool:
-        return self._renderer.looks_back
+        return self._renderer.looks_back > 0
 
     def delta(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> list[int]:
         return self._renderer.delta(messages, True, before)

@@ -62,9 +62,9 @@ class TurnRenderer:
         return int(self.tokenizer.get_vocab_size())
 
     @property
-    def looks_back(self) -> bool:
-        """New messages are rendered by what stands before them: `delta` and `behind` have to be told."""
-        return self._writer.habits.looks_back > 0
+    def looks_back(self) -> int:
+        """How much of what stands before new messages `delta` and `behind` have to be told: 0 nothing, 1 the last turn, 2 all turns."""
+        return self._writer.habits.looks_back
 
     def root(self, conversation: Conversation) -> list[int]:
         """Token ids of a whole prompt of which nothing is known yet, up to where the policy writes. Raises ValueError (template)."""

@@ -120,7 +120,8 @@ class TemplateWriter:
     def bare(self, closing: str, turns: Sequence[Message]) -> str:
         """What the last of `turns` says behind the mark, without the id of its call."""
         ids = [call["id"] for call in chat_of("", turns, self.habits)[-1].get("tool_calls", ())]
-        return closing.replace(ids[-1], "*") if ids else closing
+        before, found, behind = closing.rpartition(ids[-1]) if ids else ("", "", "")
+        return f"{before}*{behind}" if found else closing
 
     @cached_property
     def _end(self) -> re.Pattern[str]:
@@ -137,7 +138,7 @@ class TemplateWriter:
         if not marked:
             raise ValueError("it is not append-only: adding a turn takes away the text of the one before")
         closing, follow = self.cut(rest)
-        if self.closings is not None and self.bare(closing, turns) not in self.closings:
+        if self.closings is not None and not self.closings & {closing, self.bare(closing, turns)}:  # an id may be a part of a word
             raise ValueError("the chat template ends a turn otherwise than it was seen to")
         return follow
 
