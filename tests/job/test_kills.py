@@ -58,7 +58,7 @@ def victim(job: Job, name: str) -> psutil.Process:
 
 
 def test_every_process_may_be_killed(tmp_path: Path) -> None:
-    job = make(tmp_path, run={"steps": STEPS}, harness={"tool_delay": 0.3})
+    job = make(tmp_path, run={"steps": STEPS}, cells={"count": 2}, harness={"tool_delay": 0.3})
     for number, name in enumerate(VICTIMS, 1):
         log = tmp_path / f"{name}.log"
         process = job.start(log)
@@ -90,7 +90,7 @@ def test_every_process_may_be_killed(tmp_path: Path) -> None:
 
 
 def test_a_killed_harness_does_not_stop_the_run(tmp_path: Path) -> None:
-    job = make(tmp_path, run={"steps": 2}, harness={"tool_delay": 2.0, "retry": 0.0})
+    job = make(tmp_path, run={"steps": 2}, cells={"count": 2}, harness={"tool_delay": 2.0, "retry": 0.0})
     process = job.start(tmp_path / "out.log")
 
     def kill_one() -> bool:
