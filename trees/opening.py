@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trees.codec import Header
-from trees.errors import Damaged, StoreError
+from trees.errors import Damaged
 from trees.files import TEMPORARY, sync_directory
 from trees.journal import JOURNAL, JournalWriter, journal_name, newest_journal
 from trees.sealed import catalogued
@@ -46,12 +46,20 @@ def open_newest(directory: Path, provenance: Mapping[str, Any]) -> Opened:
 
 
 def _begin(directory: Path, provenance: Mapping[str, Any]) -> Opened:
-    if any(SEGMENT.fullmatch(path.name) for path in directory.iterdir()):
-        raise StoreError(
-            f"{directory} holds segments and no journal", "restore the newest journal-*.log from a copy, or run gyre trees repair"
-        )
+    if holds_segments(directory):
+        raise headless(directory)
     header = Header(1, provenance=provenance)
     return Opened(JournalWriter.create(directory / journal_name(1), [header.encode()]), header, iter(()))
+
+
+def holds_segments(directory: Path) -> bool:
+    """Whether there are sealed executions; without a journal nobody knows which of them count."""
+    return any(SEGMENT.fullmatch(path.name) for path in directory.iterdir())
+
+
+def headless(directory: Path) -> Damaged:
+    """Segments whose journal is gone: no further try helps."""
+    return Damaged(f"{directory} holds segments and no journal", "restore the newest journal-*.log from a copy, or run gyre trees repair")
 
 
 def remove_debris(directory: Path, generation: int, segments: Collection[str]) -> None:

@@ -23,6 +23,7 @@ from trees.errors import Damaged, Missing, StoreError
 from trees.forest import Forest
 from trees.ids import Ids
 from trees.journal import Scan, damage_after, journal_name, newest_journal
+from trees.opening import headless, holds_segments
 from trees.records import Execution, ExecutionEnd, Group
 from trees.sealed import Segment, catalogued
 from trees.shelf import Shelf
@@ -34,10 +35,13 @@ _TRIES = 100
 
 
 def locate(path: Path) -> Path:
-    """The store at `path`: a store's own directory, or a run's with the store in `trees`. StoreError if there is none."""
+    """The store at `path`: its own directory, or a run's with the store in `trees`. StoreError if there is none, or no journal of it."""
     for directory in (path, path / "trees"):
         if directory.is_dir() and newest_journal(directory) is not None:
             return directory
+    for directory in (path, path / "trees"):
+        if directory.is_dir() and holds_segments(directory):
+            raise headless(directory)
     raise StoreError(f"{path} holds no trajectory trees", "give a run directory, or its folder `trees`")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.trees.forests import begin, finish, one_call
 from tests.trees.test_merging import content, seal_one
-from trees.errors import StoreError
+from trees.errors import Damaged, StoreError
 from trees.files import LOCK
 from trees.journal import frame
 from trees.records import Execution, Group, Role
@@ -218,6 +218,9 @@ def test_a_journal_without_its_header_is_made_anew_from_the_segments_and_the_res
 def test_segments_alone_are_a_store_again(store):
     before = read(store)
     (store / "journal-000005.log").unlink()
+    for way in (lambda: StoreWriter(store), lambda: verify(store)):
+        with pytest.raises(Damaged, match=r"holds segments and no journal; restore .*, or run gyre trees repair"):
+            way()
     report = repair(store)
     assert read(store) == {e: before[e] for e in before if e < 5}
     assert "no journal" in report.done[0]
