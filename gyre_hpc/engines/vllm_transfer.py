@@ -89,7 +89,7 @@ class VllmReceiver:
         self._backend = ""
         self._aborted = False
         self.half = False
-        """Whether the model may be made of two versions."""
+        """Whether the model may be made of two versions, or is of one that nobody was told of; who attends ends it."""
 
     def member(self, engine: str, seconds: float) -> Member:
         parallel = self._worker.vllm_config.parallel_config
@@ -131,7 +131,6 @@ class VllmReceiver:
         runner.reset_lora_state()
         runner.reset_encoder_cache()
         runner.reset_mm_cache()
-        self.half = False
 
     def undo(self) -> None:
         """All layers take what they have got so far; then they may be loaded anew."""

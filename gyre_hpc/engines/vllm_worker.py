@@ -65,6 +65,7 @@ class WorkerExtension:
             if receiver.half:
                 receiver.undo()
             return {"failed": str(error), "half": receiver.half}
+        receiver.half = False  # not before: one that is taken out while it finishes has new weights, and its engine goes by the old version
         self._renew_head()
         return {}
 

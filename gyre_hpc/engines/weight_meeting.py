@@ -91,7 +91,7 @@ class Line:
 
     def speaks(self) -> bool:
         """Whether there is something to be heard, or the end of the line."""
-        return bool(select.select([self.connection], [], [], 0.0)[0])
+        return bool(speaking([self.connection], 0.0))
 
     def over(self, why: str) -> None:
         """The last word, once; a member that is gone does not hear it."""
@@ -179,6 +179,15 @@ def greeting(secret: str, version: int, member: Member) -> bytes:
     return json.dumps({"secret": secret, "version": version, **asdict(member)}).encode() + b"\n"
 
 
+def speaking(connections: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those with something to be heard, or at their end, as soon as there are any. Raises ValueError for a closed one."""
+    poll, by_number = select.poll(), {}  # select itself takes no descriptor beyond 1023
+    for connection in connections:
+        by_number[connection.fileno()] = connection
+        poll.register(connection, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(seconds * 1000.0)]
+
+
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
@@ -248,8 +257,8 @@ class Circle:
                     raise Lost(self._why)
                 if time.monotonic() > self.end:
                     raise Lost(f"{len(waiting)} of {len(self.lines)} were late, {waiting[0].member.engine} among them")
-                ready = select.select([line.connection for line in waiting], [], [], _LOOK)[0]
-                for line in [line for line in waiting if line.connection in ready]:
+                speak = speaking([line.connection for line in waiting], _LOOK)
+                for line in [line for line in waiting if line.connection in speak]:
                     answer = self._of(line, line.hear)
                     if answer.get("failed"):
                         raise Lost(f"{line.member.engine}: {answer['failed']}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import select
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gyre_hpc.engines.protocol import NotReceived
-from gyre_hpc.engines.weight_meeting import Member, greeting
+from gyre_hpc.engines.weight_meeting import Member, greeting, speaking
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ def attend(source: str, version: int, seconds: float, engine: str, receiver: Rec
         if not finished:  # else it has all, and only the leader's last word was lost
             raise NotReceived(f"version {version} from {place} was not broadcast whole: {error or type(error).__name__}") from error
         return
-    if message["why"] or not finished:
+    if not finished:  # else it has all, whatever became of the others; that it has may not have reached the leader
         raise NotReceived(f"version {version} from {place}: {message['why'] or 'the meeting was over'}")
 
 
@@ -112,7 +111,7 @@ def _obey(receiver: Receiver, message: dict[str, Any], line: socket.socket, end:
 
 def _why(line: socket.socket, told: Any) -> str:
     """The leader's last word, that took us out of the collective; or that there was none."""
-    if not select.select([line], [], [], 0.0)[0]:
+    if not speaking([line], 0.0):
         return "time was over"
     return str(_next(line, told, time.monotonic() + _LEAVE).get("why"))
 
@@ -138,7 +137,7 @@ def _lookout(line: socket.socket, end: float, abort: Callable[[], None]) -> Iter
 
     def look() -> None:
         while not back.wait(_LOOK):
-            if time.monotonic() > end or select.select([line], [], [], 0.0)[0]:
+            if time.monotonic() > end or speaking([line], 0.0):
                 aborted.set()
                 abort()
                 return

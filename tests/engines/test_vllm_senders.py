@@ -6,6 +6,7 @@ themselves is not tested anywhere (docs/configuration.md says so).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -13,6 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+
+from gyre_hpc.engines.vllm_worker import WorkerExtension
+from gyre_hpc.engines.weight_meeting import Member
+from tests.engines.hand_leader import leader
 
 pytestmark = pytest.mark.vllm
 
@@ -138,3 +143,31 @@ def test_over_ipc_handles_come_through_and_nobody_else_s_world_is_asked(monkeypa
             receiver.update(told)
     assert [(update.names, update.tensor_sizes) for update in taken] == [(["a"], [24]), (["b"], [8])]
     assert taken[1].ipc_handles == {"GPU-0": (torch.Tensor, (4,), b"\x00\xff", torch.bfloat16)}
+
+
+def test_a_worker_that_is_taken_out_while_it_finishes_has_weights_that_its_engine_must_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gyre_hpc.engines.vllm_transfer import VllmReceiver
+
+    finishing, taken_out, done = threading.Event(), threading.Event(), []
+
+    def reset() -> None:
+        finishing.set()
+        assert taken_out.wait(60)
+
+    worker = WorkerExtension()
+    model = SimpleNamespace(modules=lambda: ())
+    resets = dict.fromkeys(("reset_encoder_cache", "reset_mm_cache"), lambda: None)
+    worker.model_runner = SimpleNamespace(reset_lora_state=reset, get_model=lambda: model, **resets)
+    worker._gyre_receiver = receiver = VllmReceiver(worker)
+    monkeypatch.setattr(receiver, "member", lambda engine, seconds: Member(engine, 0, 1, ("gloo",), seconds))
+    monkeypatch.setattr(receiver, "_config", nullcontext)
+    receiver._engines["gloo"] = SimpleNamespace(
+        start_weight_update=lambda: None, finish_weight_update=lambda: done.append("finish"), shutdown=taken_out.set
+    )
+    start, finish = {"do": "start", "backend": "gloo"}, {"do": "finish"}
+    with leader(start, finish, {"do": "end", "why": "the offer was withdrawn"}, interrupts=finishing) as source:
+        assert worker.gyre_attend_weights(source, 1, 20.0, "a") == {"failed": "the offer was withdrawn", "half": True}
+    assert done == ["finish", "finish"], "all layers can be loaded"
+    with leader(start, finish, {"do": "end", "why": ""}) as source:
+        assert worker.gyre_attend_weights(source, 2, 20.0, "a") == {}
+    assert not receiver.half
