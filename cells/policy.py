@@ -114,7 +114,7 @@ class Policy(ABC):
         """Groups of Dispatch decisions that were not answered yet."""
         self._burst_end: int = self.step
         self._goal = 0
-        """Groups to be outstanding now: what the boundary topped up to, less what was fed since."""
+        """Groups to be outstanding now: what the boundary topped up to, less what was fed since, or might have been in a short step."""
 
     # -- the caller's side --------------------------------------------------------------------------------------------------------
 
@@ -141,12 +141,13 @@ class Policy(ABC):
         decisions = _HANDLERS[type(event)](self, event)
         return decisions + self._advance()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, given_up: bool = False) -> dict[str, Any]:
         """JSON-able state for the checkpoint of the step that is closing (or, between steps, of the last one).
 
-        While a step is closing it counts as done, with its groups: the checkpoint holds the weights after it.
+        While a step is closing it counts as done, with its groups: the checkpoint holds the weights after it. `given_up`: its `CloseStep`
+        is never carried out, and the checkpoint is of the last step that is done.
         """
-        closing = self.phase is Phase.CLOSING
+        closing = self.phase is Phase.CLOSING and not given_up
         consumed = self._backlog.consumed.with_groups(self._step.groups if closing else ())
         return {
             "step": self.step + closing,
@@ -225,6 +226,7 @@ class Policy(ABC):
         if self.phase is not Phase.CLOSING or event.step != self.step + 1:
             raise ValueError(f"step {event.step} is done, but the phase is {self.phase.value} after step {self.step}")
         self.step += 1
+        self._goal -= self.schedule.groups_per_step - len(self._step)  # closed short: no later step makes up for it
         for group in self._step.done():
             self._backlog.consumed.add(group)
         self.phase = Phase.BURST

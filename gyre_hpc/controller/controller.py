@@ -149,7 +149,8 @@ class Controller:
         patience = min(self.config.deadlines.transfer, self.config.deadlines.stop / 2)
         self._drain(hold_calls(self.asking, self.client, self._serving(), patience))
         if self._stopping:
-            state = self._state(self.policy.snapshot())
+            # a close may be decided and not begun
+            state = self._state(self.policy.snapshot(given_up=True))
             self._drain(save_at_stop(self.asking, self.events, self._saves, self.policy.step, self._told, state, self._stop_file.left()))
         reason = "stopped" if self._stopping else "done"
         self._drain(self.asking.agree(Stop(reason), "stop", self.config.deadlines.step))

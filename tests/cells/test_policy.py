@@ -176,6 +176,7 @@ def test_one_burst_step_by_step() -> None:
     assert complete(policy, 0, 2) == [Feed(0), CloseStep(1)]
     assert policy.current == (1, 0)
     assert policy.snapshot() == {"step": 1, "burst": 0, "skipped": 0, "consumed_below": 2, "consumed": []}
+    assert policy.snapshot(given_up=True) == {"step": 0, "burst": 0, "skipped": 0, "consumed_below": 0, "consumed": []}
     assert drive(policy, StepDone(1)) == [Publish(1)]
     assert drive(policy, Published(1)) == [Dispatch(2, 1), Transfer(1, ROLLOUT)]
     assert drive(policy, *(GroupDispatched(g, 1, 2) for g in (3, 4))) == []
@@ -262,6 +263,22 @@ def test_a_step_is_closed_short_when_nothing_can_replace_a_skipped_group() -> No
     assert drive(policy, TransferDone(0, TRAINING)) == [Feed(0)]
     assert drive(policy, ExecutionFinished(1), GroupComplete(1, 0)) == [Transfer(1, TRAINING)]
     assert drive(policy, TransferDone(1, TRAINING)) == [CloseStep(1)]
+
+
+@pytest.mark.parametrize("bound", [None, 1])
+def test_what_a_short_step_lacked_is_not_asked_for_again(bound: int | None) -> None:
+    """Capacity that is back in the same burst: no step would be left for more, or none within the bound."""
+    policy = ElasticPolicy(replace(SMALL, phi=0.0, mu=2, steps=2, capacity=(4,), standalone_capacity=8, staleness_bound=bound))
+    policy.start()
+    drive(policy, *(GroupDispatched(g, 0, 2) for g in range(4)))
+    complete(policy, 0, 2, valid=0)
+    drive(policy, GroupDispatched(4, 0, 2), ExecutionFinished(1), ExecutionFinished(2), ExecutionFinished(3))
+    assert drive(policy, ExecutionFinished(4), ExecutionFinished(1), GroupComplete(1, 2)) == [Transfer(0, TRAINING)]
+    assert drive(policy, TransferDone(0, TRAINING), CapacityChanged(None, 0)) == [Feed(1)]
+    for group in (2, 3):
+        assert complete(policy, group, 1, valid=0) == []
+    assert complete(policy, 4, 1, valid=0) == [CloseStep(1)]
+    assert drive(policy, CapacityChanged(None, 8), StepDone(1)) == [Dispatch(2, 0)]
 
 
 def test_a_satellite_that_failed_to_leave_is_not_asked_again_in_this_burst() -> None:

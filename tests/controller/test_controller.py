@@ -1,0 +1,99 @@
+"""The controller at a stop, before made-up cells and a made-up gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cells.epochs import Channel
+from cells.events import CloseStep, Event, ExecutionFinished, GroupComplete, GroupDispatched, Published, Role, StepDone, TransferDone
+from cells.lines import Lines
+from gyre_hpc import stopfile
+from gyre_hpc.configfile import check
+from gyre_hpc.controller.controller import Controller
+from gyre_hpc.controller.stepwork import Counter
+from gyre_hpc.errors import ExitCode
+from gyre_hpc.gateway.client import ControlClient
+from gyre_hpc.paths import RunPaths
+from gyre_hpc.tasks.source import TaskSource
+
+
+class FakeCells:
+    """In place of the channel, the lines and the gateway's client: all is acknowledged at once, and remembered."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.lines = self
+
+    def announce(self, message: dict[str, Any], agree: bool) -> int:
+        self.told.append(message)
+        return len(self.told)
+
+    def reports(self, epoch: int) -> list[dict[str, Any]]:
+        return [{"checkpoint": {"seconds": 1.0, "bytes": 8}}]
+
+    def close_routes(self, cells: Any, deadline: float) -> None:
+        pass
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+    def note(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def drain(self) -> bool:
+        return True
+
+
+def group(number: int, version: int) -> Iterator[Event]:
+    """The life of a group of two executions."""
+    yield GroupDispatched(number, version, 2)
+    yield from [ExecutionFinished(number)] * 2
+    yield GroupComplete(number, 2)
+
+
+def test_a_stop_before_a_decided_close_saves_the_step_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, cells = RunPaths(tmp_path), FakeCells()
+    config = check(
+        {
+            "cells": {"count": 1},
+            "run": {"steps": 4},
+            "schedule": {"groups_per_step": 1, "group_size": 2, "phi": 0, "mu": 1},
+            "rollout": {"capacity": 2},
+            "checkpoint": {"every": 4},
+        },
+        "test",
+    )
+    paths.runtime(1).mkdir(parents=True)
+    controller = Controller(
+        config,
+        paths,
+        1,
+        tmp_path,
+        cast(Channel, cells),
+        cast(Lines, cells),
+        cast(ControlClient, cells),
+        cast(TaskSource, None),
+        None,
+        cast(Counter, None),
+    )
+    policy = controller.policy
+    policy.start()
+    first = [*group(0, 0), TransferDone(0, Role.TRAINING), StepDone(1), Published(1), TransferDone(0, Role.ROLLOUT)]
+    decided = [policy.on(event) for event in [*first, *group(1, 1), TransferDone(0, Role.TRAINING)]][-1]
+    assert decided[-1] == CloseStep(2), "the step is full"
+    controller._decisions.extend(decided)
+    controller._told = {"step": 1}
+    monkeypatch.setattr(controller, "_start", lambda: iter(()))
+    monkeypatch.setattr(controller._changes, "follow", lambda after: stopfile.ask(paths.runtime(1), 60.0))
+
+    assert controller.run() is ExitCode.RESUMABLE
+    save, stop = cells.told
+    assert (stop["kind"], save["kind"], save["step"], save["fields"]) == ("Stop", "Save", 1, {"step": 1})
+    assert save["state"]["schedule"] == {"step": 1, "burst": 1, "skipped": 0, "consumed_below": 1, "consumed": []}, "step 2 is not done"
