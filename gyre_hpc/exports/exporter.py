@@ -73,10 +73,11 @@ def _check(options: Options) -> None:
 
 
 def _file(out: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Let `write` fill a file beside `out`, which then becomes `out`."""
-    if not out.parent.is_dir() or out.is_dir():
+    """Let `write` fill a file beside `out`, which then becomes `out`; a link stays one. A device or a pipe would be replaced by a file."""
+    place = out.resolve()
+    if not place.parent.is_dir() or (place.exists() and not place.is_file()):
         raise ConfigError(f"{out} can't be written", "give a file in a folder that exists")
-    partial = beside(out, ".partial")
+    partial = beside(place, ".partial")
     try:
         with _room(out):
             counts = write(partial)
@@ -84,8 +85,8 @@ def _file(out: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    partial.replace(out)
-    sync(out.parent)
+    partial.replace(place)
+    sync(place.parent)
     return {"file": str(out), **counts, "bytes": out.stat().st_size}
 
 
@@ -123,7 +124,9 @@ def _parquet(reader: StoreReader, out: Path, options: Options, lineages: Lineage
 
 
 def _atif(reader: StoreReader, folder: Path, out: Path, options: Options, lineages: Lineages) -> dict[str, Any]:
-    if out.is_file() or not out.parent.is_dir() or (out.is_dir() and any(child.suffix != ".json" for child in out.iterdir())):
+    place = out.resolve()
+    taken = any(child.suffix != ".json" for child in place.iterdir()) if place.is_dir() else place.exists()
+    if taken or not place.parent.is_dir():
         raise ConfigError(f"{out} can't be written", "ATIF is a file an execution: give a new folder, in one that exists")
     provenance = dict(reader.header.provenance) if reader.header else {}
     if provenance.get("block_size"):
@@ -142,7 +145,7 @@ def _atif(reader: StoreReader, folder: Path, out: Path, options: Options, lineag
             yield execution, made.document(reader.tree(execution), groups)
 
     with _room(out):
-        replace_directory(out, write)
+        replace_directory(place, write)
     return {"file": str(out), **counts, "bytes": sum(file.stat().st_size for file in out.iterdir())}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -343,6 +344,27 @@ def test_places_that_are_taken(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give a file"):
         export(run, tmp_path, Options(Format.PARQUET))
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("form", Format)
+def test_what_is_no_file_is_never_replaced(run: Path, tmp_path: Path, form: Format) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(ConfigError, match=f"{name} can't be written; "):
+            export(run, tmp_path / name, Options(form))
+    assert (tmp_path / "link").is_symlink()
+    assert [child.name for child in sorted(tmp_path.iterdir()) if child.is_fifo()] == ["link", "pipe"]
+
+
+@pytest.mark.parametrize("form", [Format.JSONL, Format.ATIF])
+def test_a_link_stays_one(run: Path, tmp_path: Path, form: Format) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to(target)
+    for _ in range(2):
+        export(run, link, Options(form))
+        assert link.is_symlink()
+        assert target.exists()
 
 
 def test_trees_alone_need_a_model_for_their_text(run: Path, tmp_path: Path, model: Path) -> None:
