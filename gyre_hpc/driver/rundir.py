@@ -17,6 +17,7 @@ from gyre_hpc import configfile
 from gyre_hpc.config import BUILTIN_MODEL, Config
 from gyre_hpc.driver import provenance
 from gyre_hpc.driver.runlock import live_holder, refusal
+from gyre_hpc.durable import sync
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths, naming
@@ -92,6 +93,8 @@ def frozen(paths: RunPaths) -> Config:
             f"{paths.root} is not a run directory (no config.yaml in it)",
             "give the folder that `gyre run` made, for example runs/quickstart",
         )
+    if not paths.config.stat().st_size:  # else all defaults would count, in silence
+        raise ConfigError(f"{paths.config} is empty, a run's has every key", "restore it from a copy, or set run.dir to a new folder")
     try:
         return configfile.load(paths.config)
     except ConfigError as error:
@@ -144,7 +147,9 @@ def _untouched(paths: RunPaths) -> bool:
 def _freeze(config: Config, paths: RunPaths) -> None:
     temporary = paths.config.with_name(f".config.{os.getpid()}.yaml")
     configfile.dump(config, temporary)
+    sync(temporary)  # a name that survives a crash of the node must not stand for an empty file
     os.replace(temporary, paths.config)
+    sync(paths.root)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

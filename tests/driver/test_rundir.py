@@ -36,6 +36,21 @@ def test_a_new_directory_holds_the_frozen_configuration_and_where_it_came_from(t
     assert sorted(p.name for p in paths.root.iterdir()) == ["config.yaml", "provenance.json"]
 
 
+def test_an_empty_configuration_is_no_run_of_defaults(tmp_path: Path) -> None:
+    paths = prepare(make(tmp_path / "run", training={"lr": 0.002}))
+    paths.config.write_text("")
+    for way in (lambda: frozen(paths), lambda: prepare(make(tmp_path / "run"))):
+        with pytest.raises(ConfigError, match=r"config\.yaml is empty, a run's has every key; restore it"):
+            way()
+
+
+def test_the_frozen_configuration_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    monkeypatch.setattr("gyre_hpc.driver.rundir.sync", lambda path: synced.append((path.name, (tmp_path / "run/config.yaml").exists())))
+    prepare(make(tmp_path / "run"))
+    assert synced == [(f".config.{os.getpid()}.yaml", False), ("run", True)]
+
+
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     paths = prepare(check({"run": {"name": "x"}, "model": {"path": "models/m"}, "tasks": {"source": "tasks"}}, "test"))
