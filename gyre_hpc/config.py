@@ -130,6 +130,15 @@ class HarnessSection(_Section):
     keep_workspaces: bool = False
     """Keep them after the score, for a look by hand."""
 
+    @field_validator("env")
+    @classmethod
+    def _names_of_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        """What no environment can hold would fail every execution."""
+        wrong = next((name for name in value if not name or "=" in name), None)
+        if wrong is not None:
+            raise PydanticCustomError("no_variable", "{name} is no name of a variable: not empty, and without =", {"name": repr(wrong)})
+        return value
+
 
 class VerifierSection(_Section):
     """Scoring of the preserved workspace; budgets of its own, never what is left of the agent's."""

@@ -38,6 +38,12 @@ def test_never_is_a_number_of_seconds_that_a_socket_takes(tmp_path: Path, key: s
         load(write(tmp_path, ""), [f"{key}=1e10"])
 
 
+@pytest.mark.parametrize("name", ["", "A=B"])
+def test_a_variable_has_a_name_that_an_environment_takes(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"harness\.env = .*; '{name}' is no name of a variable"):
+        load(write(tmp_path, ""), [f"harness.env={{'{name}': x}}"])
+
+
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "..", '"a\\nb"'])
 def test_a_name_is_one_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"run\.name = .* run\.dir says where a run lives$"):
