@@ -100,7 +100,7 @@ def write_state(partial: Path, state: RunState) -> Part:
 
 
 def commit(partial: Path, parts: Iterable[Part], keep: int) -> Checkpoint:
-    """Make the checkpoint complete under its final name, then remove all but the newest `keep` (at least 1).
+    """Make the checkpoint complete under its final name, then remove all but the newest `keep` (at least 1) up to its step.
 
     One process, when every part is on disk. Raises GyreError; the older checkpoints stay as they are then.
     """
@@ -117,7 +117,7 @@ def commit(partial: Path, parts: Iterable[Part], keep: int) -> Checkpoint:
         publish_directory(partial, final)
     except (OSError, DamagedCheckpoint) as error:
         raise _write_error(partial, error) from error
-    _prune(final.parent, max(1, keep))
+    _prune(final, max(1, keep))
     return made
 
 
@@ -170,8 +170,10 @@ def _dataset(f: h5py.File, name: str, values: NDArray[Any], meaning: str) -> Non
     data.attrs["description"] = meaning
 
 
-def _prune(parent: Path, keep: int) -> None:
-    complete = [directory for directory in directories(parent) if (directory / MARKER).is_file()]
+def _prune(newest: Path, keep: int) -> None:
+    # those of later steps are damaged, or the run would have gone on from them: they must not push out the one that was just made
+    last = step_of(newest)
+    complete = [found for found in directories(newest.parent) if step_of(found) <= last and (found / MARKER).is_file()]
     for directory in complete[keep:]:
         old = beside(directory, ".old")
         try:

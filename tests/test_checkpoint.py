@@ -73,6 +73,17 @@ def test_the_newest_are_kept(paths: RunPaths) -> None:
     assert names(paths) == ["step-000002", "step-000003"]
 
 
+def test_damaged_ones_of_later_steps_do_not_push_out_the_one_that_was_just_made(paths: RunPaths) -> None:
+    saved(paths, 5, 10, 11)
+    for step in (10, 11):
+        (paths.checkpoint(step) / core_name(0)).write_bytes(b"")
+    saved(paths, 6, 7, keep=2)
+    assert names(paths) == ["step-000006", "step-000007", "step-000010", "step-000011"]
+    found = latest(paths)
+    assert found is not None
+    assert found.step == 7
+
+
 def test_the_same_step_again_replaces(paths: RunPaths) -> None:
     saved(paths, 1, 1)
     assert names(paths) == ["step-000001"]
