@@ -77,16 +77,18 @@ class Stubborn:
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self._file.left() > _SKEW and self._passed_on():
+        if self._passed_on():
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     def _passed_on(self) -> bool:
-        """Whether the driver knows, or will. An error must not come out of a handler, in the middle of whatever goes on."""
+        """Whether there is time and the driver knows, or will. No error may come out of a handler, in the middle of whatever goes on."""
         try:
+            if self._file.left() <= _SKEW:
+                return False
             if not self._file.asked() and not wished(self._folder):
                 wish(self._folder, self._who)
-        except OSError:  # the disk is full, or the driver is gone and its folder with it
+        except OSError:  # the disk is full or can't be read, or the driver is gone and its folder with it
             return False
         return True

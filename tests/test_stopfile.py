@@ -47,8 +47,8 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["until its time is over", "until the driver is gone"])
-def test_a_rank_leaves_a_wish_and_goes_on(tmp_path: Path, gone: bool) -> None:
+@pytest.mark.parametrize("until", ["its time is over", "the driver is gone", "the file can't be read"])
+def test_a_rank_leaves_a_wish_and_goes_on(tmp_path: Path, until: str) -> None:
     command = [sys.executable, "-c", _RANK, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdin is not None
@@ -69,9 +69,12 @@ def test_a_rank_leaves_a_wish_and_goes_on(tmp_path: Path, gone: bool) -> None:
         ask(tmp_path, 1000.0)
         assert term() == "lives\n"
         assert not wished(tmp_path), "the stop is under way: there is nothing to wish for"
-        if gone:
+        if until == "its time is over":
+            ask(tmp_path, 0.0)
+        elif until == "the driver is gone":
             shutil.rmtree(tmp_path)
         else:
-            ask(tmp_path, 0.0)
+            (tmp_path / "stop").unlink()
+            (tmp_path / "stop").mkdir()
         assert term() == ""
         assert rank.wait(60) == -signal.SIGTERM
