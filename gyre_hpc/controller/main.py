@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import load
 from gyre_hpc.driver.world import mark_busy, mark_ready, mark_through
-from gyre_hpc.errors import ExitCode, Resumable
+from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.failure import as_failure, record_failure
 from gyre_hpc.layout import cell_seats
 from gyre_hpc.model import model_directory
@@ -191,7 +191,11 @@ def _init_mpi(folder: Path, rank: int) -> Any:
     from mpi4py import MPI
 
     mark_ready(folder, rank)
-    MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    if MPI.Init_thread(MPI.THREAD_SERIALIZED) < MPI.THREAD_SERIALIZED:  # a rank that computes hears by another thread (cells/pump.py)
+        raise GyreError(
+            "this MPI library may be called by one thread only (it does not provide MPI_THREAD_SERIALIZED)",
+            "use one that was built with threads, as the mpich wheel is; `gyre doctor` names it",
+        )
     mark_through(folder, rank)
     return MPI.COMM_WORLD
 

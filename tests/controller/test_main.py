@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from gyre_hpc.controller.main import _give_up
+from gyre_hpc.controller.main import _give_up, _init_mpi
+from gyre_hpc.errors import GyreError
 from gyre_hpc.failure import first_failure
 from tests.cells.ranks import run_ranks
 
@@ -22,6 +25,16 @@ def test_a_rank_that_is_given_up_says_for_what(tmp_path: Path, monkeypatch: pyte
     assert failure is not None
     assert (left, failure.who, failure.exit_code) == ([75], "rank-00003", 75)
     assert failure.what.endswith("MPI to end: not there after 600 s")
+
+
+def test_an_mpi_library_for_one_thread_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpi = SimpleNamespace(THREAD_SERIALIZED=2, COMM_WORLD="the world", Init_thread=lambda wanted: wanted - 1)
+    monkeypatch.setitem(sys.modules, "mpi4py", cast(Any, SimpleNamespace(rc=SimpleNamespace(), MPI=mpi)))
+    with pytest.raises(GyreError, match="one thread only"):
+        _init_mpi(tmp_path, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["ready-mpi.3"], "it did not come through"
+    mpi.Init_thread = lambda wanted: wanted
+    assert _init_mpi(tmp_path, 3) == "the world"
 
 
 def test_a_rank_leaves_with_its_status_and_with_what_it_printed() -> None:
