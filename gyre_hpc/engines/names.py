@@ -32,6 +32,8 @@ class Names(AbstractResolver):
                 result: Found | OSError = _look(host, port, family)
             except OSError as error:
                 result = error
+            except UnicodeError as error:  # an empty part, or one of more than 63 letters
+                result = socket.gaierror(socket.EAI_NONAME, f"no name of a host ({error})")
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(_tell, found, result)
 

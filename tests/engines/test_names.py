@@ -37,6 +37,9 @@ async def test_what_is_found_is_what_the_system_finds_and_a_failure_is_one() -> 
     assert found
     with pytest.raises(socket.gaierror):
         await Names().resolve("no such name", 80)
+    for none in ("a..b", "a" * 64):
+        with pytest.raises(socket.gaierror, match="no name of a host"):
+            await asyncio.wait_for(Names().resolve(none, 80), 60.0)
 
 
 _STUCK = """
