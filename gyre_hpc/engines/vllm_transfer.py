@@ -96,7 +96,7 @@ class VllmReceiver:
         workers = parallel.world_size * parallel.data_parallel_size
         backends: tuple[str, ...] = (GLOO,)
         device = ""
-        if not current_platform.is_cpu():
+        if current_platform.is_cuda_alike():  # other accelerators get the weights as a CPU does, and take them to their device
             backends, device = (NCCL, IPC), str(torch.cuda.get_device_properties(self._worker.device).uuid)
         return Member(engine, worker_number(parallel), workers, backends, seconds, device, tuple(self._groups.values()))
 
