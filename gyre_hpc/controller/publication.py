@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -37,17 +37,29 @@ class Publisher:
         self.weights = base_model
         """The directory of the newest version that engines have."""
         self._offer, why = path_of(config.publication.path, config.rollout.engine, vllm_transfers())
+        self._auto, self._chances = config.publication.path == "auto", 1
         logger.info("weights get into engines by %s (%s)", self._offer or "files", why)
 
     def publish(self, version: int, serving: Sequence[int], engines: int) -> Generator[None, None, dict[str, float]]:
         """See `publish`; of older versions only the last stays on disk."""
         directory = self._paths.weights_of(version)
-        phases = yield from publish(self._asking, self._client, self._deadlines, version, directory, serving, self._offer, engines)
+        told = self._asking, self._client, self._deadlines, version, directory, serving, self._offer, engines, self._heard
+        phases = yield from publish(*told)
         self.weights = directory
         for old in sorted(self._paths.weights.glob("version-*"))[:-2]:
             if old != directory:
                 shutil.rmtree(old, ignore_errors=True)
         return phases
+
+    def _heard(self, receivers: int) -> None:
+        """How many took what was offered. What nobody can, as where NCCL finds no way, costs every publication its time, or its engines.
+
+        So `auto` gives it up: at the first failure if it never went well, else at the second in a row (an engine may have died in it).
+        """
+        self._chances = 2 if receivers else self._chances - 1
+        if self._auto and not self._chances:
+            self._offer = ""
+            logger.warning("no engine received the weights: from now on all of them load files (publication.path = auto)")
 
 
 def publish(
@@ -59,11 +71,13 @@ def publish(
     serving: Sequence[int],
     offer: str = "",
     engines: int = 0,
+    heard: Callable[[int], None] = lambda receivers: None,
 ) -> Generator[None, None, dict[str, float]]:
     """The core's weights to `directory`, then into every engine of the cells `serving`. Seconds of each phase; raises Resumable.
 
     `offer`, as in `Export`: the engines receive them from the core's memory (`receive`; `send` as the core saw it, in a broadcast `meet`
-    before it; none where that can't be done). `engines`: how many serve in those cells.
+    before it; none where that can't be done). `engines`: how many serve in those cells. `heard` is told how many received them, once the
+    offer is over.
     """
     phases, clock = {}, time.monotonic()
 
@@ -90,6 +104,8 @@ def publish(
     if source:
         answer = yield from asking.ask(0, Command("withdraw", version, "", deadlines.transfer), "end of the offer", deadlines.transfer)
         sent = (answer or {}).get("sent", {})
+        if engines:
+            heard(int(sent.get("receivers", 0)))
         phases["send"] = round(float(sent.get("seconds", 0.0)), 4)
         if offer == "broadcast":
             phases["meet"] = round(float(sent.get("meet", 0.0)), 4)

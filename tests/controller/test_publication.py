@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from gyre_hpc.config import Config, DeadlinesSection
+from gyre_hpc.controller import publication
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.messages import Command, Export, Message, Update
 from gyre_hpc.controller.publication import Publisher, hold_calls, path_of, publish
@@ -26,6 +27,8 @@ class FakeWorld:
         self.told: list[str] = []
         self.source = ""
         """Where the core offers weights, if it can."""
+        self.receivers = 2
+        self._offered = ""
 
     def set_route(self, cell: int, address: dict[str, Any], engine: int = 0) -> None:
         self.told.append(f"route {cell}.{engine}")
@@ -50,10 +53,11 @@ class FakeWorld:
         self.told.append(type(message).__name__)
         if isinstance(message, Export):
             assert message.engines == 4
-            return [{"source": self.source}, {}, {}, {}] if message.offer and self.source else [{}] * 4
+            self._offered = self.source if message.offer else ""
+            return [{"source": self._offered}, {}, {}, {}] if self._offered else [{}] * 4
         assert isinstance(message, Update)
-        assert message.source == self.source
-        received = {"receive": 0.0, "fell_back": 1} if self.source else {}
+        assert message.source == self._offered
+        received = {"receive": 0.0, "fell_back": 1} if message.source else {}
         engines = {"0": {"url": "", "pid": 1}, "1": {"url": "", "pid": 2}}
         return [{"engines": engines, "verify": cell / 1e4, **received} if cell in message.cells else {} for cell in range(4)]
 
@@ -61,7 +65,7 @@ class FakeWorld:
         yield
         assert isinstance(message, Command)
         self.told.append(f"{message.what} {cell}")
-        return {"sent": {"receivers": 2, "bytes": 10, "seconds": 0.25, "meet": 0.125}}
+        return {"sent": {"receivers": self.receivers, "bytes": 10, "seconds": 0.25, "meet": 0.125}}
 
 
 def test_no_route_is_open_while_engines_load_and_late_cells_open_first() -> None:
@@ -113,6 +117,25 @@ def test_the_path_is_the_one_wanted_and_has_a_reason(wanted: str, engine: str, t
     found, why = path_of(wanted, engine, transfers)
     assert found == offer
     assert wanted in why
+
+
+@pytest.mark.parametrize(
+    ("path", "receivers", "offered"),
+    [("auto", [0], 1), ("auto", [2, 0, 2, 0, 0], 5), ("direct", [0, 0, 0], 4)],
+    ids=["never went well", "twice in a row", "asked for"],
+)
+def test_what_nobody_receives_is_offered_no_more_where_that_is_ours_to_say(
+    path: str, receivers: list[int], offered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication, "vllm_transfers", lambda: True)
+    world = FakeWorld()
+    world.source = "node:1/secret"
+    config = Config.model_validate({"publication": {"path": path}, "rollout": {"engine": "vllm"}})
+    publisher = Publisher(cast(Asking, world), cast(ControlClient, world), config, RunPaths(tmp_path), tmp_path)
+    for version, world.receivers in enumerate(receivers, 1):
+        drained(publisher.publish(version, (2, 3), 4))
+    drained(publisher.publish(9, (2, 3), 4))
+    assert world.told.count("withdraw 0") == offered
 
 
 def published(world: FakeWorld, offer: str) -> dict[str, float]:
