@@ -228,6 +228,7 @@ class Attempt:
     def _wished(self) -> bool:
         """Whether SIGTERM that ranks got means a stop: not where one of them died, for its launcher may then send it to the others."""
         if not wished(self.folder):
+            self._wished_at = None  # of ranks that have ended since, and were started again
             return False
         self._wished_at = time.monotonic() if self._wished_at is None else self._wished_at
         return time.monotonic() - self._wished_at > WISH and not self.children.died()

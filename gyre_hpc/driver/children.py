@@ -149,10 +149,10 @@ class Children:
     def _again(self, mpi: Child, why: str) -> bool:
         """Start the ranks again (False: the run is not finished). Raises Resumable when they were started often enough."""
         assert self._starters is not None
-        self.living.remove(mpi)
         stopfile.ask(self._folder, 0.0)  # a rank that SIGTERM reaches is to die of it, not to pass it on
         end_one(mpi, self._launcher, self._folder, MARK)
         stopfile.withdraw(self._folder)
+        self.living.remove(mpi)  # not before: where the disk is full they are still to be ended
         tries = self.ranks.tries
         if not self.ranks.again():
             raise Resumable(f"{why}, {TRIES} times; log: {mpi.log}", "`gyre doctor`; MPIR_CVAR_CH4_NETMOD chooses MPICH's network")
