@@ -1,7 +1,8 @@
 """What a rank hears of its announcements: in epoch order, also while it computes.
 
 Invariants: what is not settled waits here, in order, until the rank takes it; what is settled (nothing changes for this rank by it) is
-acknowledged as soon as it is heard, but not while something earlier waits or is being followed, for that may change what is settled.
+acknowledged as soon as it is heard, but not while something earlier waits or is being followed, for that may change what is settled. More
+work can't: with streaming it comes all the time, and would hold a change of the prefix up until the micro-step's end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cells.epochs import Channel
-from gyre_hpc.controller.messages import Message, decode
+from gyre_hpc.controller.messages import Message, Work, decode
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Hearing:
         """Take in what has come; does not wait."""
         while (announcement := self._channel.poll()) is not None:
             message = decode(announcement.message)
-            if not self._waiting and not self._following and self._settled(message):
+            if not self._following and all(isinstance(earlier.message, Work) for earlier in self._waiting) and self._settled(message):
                 if announcement.agree:
                     self._channel.acknowledge(announcement.epoch)
                 continue
