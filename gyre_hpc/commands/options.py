@@ -50,9 +50,22 @@ class TroubleOptions:
         from gyre_hpc.simulation.handover import hand_over
         from gyre_hpc.simulation.trouble import trouble
 
+        check_numbers(**vars(self))
         kv = hand_over(self.handover, self.context_tokens, self.kv_bytes, self.link, self.prefill)
         faults = (self.node_mtbf, self.preempt_every, self.restart, self.executions_survive)
         return trouble(*faults, self.checkpoint, self.engine_mtbf, self.engine_start, kv)
+
+
+_MOST = 1e12
+
+
+def check_numbers(**options: object) -> None:
+    """Raises ConfigError for a number that no arithmetic is made for: `inf` passes every lower bound."""
+    from gyre_hpc.errors import ConfigError
+
+    for name, value in options.items():
+        if isinstance(value, float) and not value <= _MOST:
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}", f"give at most {_MOST:g}")
 
 
 Result = TypeVar("Result")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gyre_hpc.commands.options import JsonOption, TroubleOptions, unfolded
+from gyre_hpc.commands.options import JsonOption, TroubleOptions, check_numbers, unfolded
 from gyre_hpc.commands.places import warn_of_version
 from gyre_hpc.commands.terminal import Progress, show
 
@@ -51,6 +51,9 @@ def plan(
     from gyre_hpc.simulation.facts import Given
     from gyre_hpc.simulation.main import run_plan
 
+    check_numbers(
+        staleness=staleness, slots_per_node=slots_per_node, train_node_hours=train_node_hours, beta=beta, group_spread=group_spread
+    )
     given = Given(groups_per_step, group_size, steps, slots_per_node, train_node_hours, smallest_cell, beta, group_spread)
     trouble = expected.trouble()
     warn_of_version(path)

@@ -145,7 +145,7 @@ def _settings(staleness: float) -> Iterator[tuple[float, int]]:
 def _cuts(nodes: int, smallest: int) -> Iterator[tuple[Mode, int, int, int]]:
     """(mode, cells, nodes of a cell, standalone nodes); what does not make a whole cell is standalone."""
     units = nodes // smallest
-    for size in sorted({1, 2, 4, 8} & set(range(1, units + 1))):
+    for size in (size for size in (1, 2, 4, 8) if size <= units):
         for pool in sorted({0, 1, units // 8, units // 4}):
             cells = (units - pool) // size
             if cells >= 1:

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gyre_hpc.commands.options import TroubleOptions, unfolded
+from gyre_hpc.commands.options import TroubleOptions, check_numbers, unfolded
 from gyre_hpc.commands.planning import plan, simulate
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.simulation.trouble import NO_TROUBLE
@@ -63,3 +63,18 @@ def test_no_option_is_no_trouble_and_one_without_effect_is_refused() -> None:
     assert TroubleOptions().trouble() == NO_TROUBLE
     with pytest.raises(ConfigError, match="give --node-mtbf or --preempt-every"):
         TroubleOptions(executions_survive=True).trouble()
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e308, float("nan")])
+def test_a_number_that_no_arithmetic_is_made_for_is_refused(value: float) -> None:
+    check_numbers(node_mtbf=1e12, restart=0.0, executions_survive=True, handover=None)
+    with pytest.raises(ConfigError, match=r"--node-mtbf .*; give at most 1e\+12"):
+        TroubleOptions(node_mtbf=value).trouble()
+
+
+def test_a_plan_refuses_it_too() -> None:
+    app = typer.Typer()
+    app.command()(plan)
+    for option in ("--beta", "--staleness", "--slots-per-node", "--train-node-hours", "--group-spread"):
+        said = CliRunner().invoke(app, ["nowhere", "--nodes", "1", option, "inf"]).exception
+        assert str(said) == f"{option} inf; give at most 1e+12"

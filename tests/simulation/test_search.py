@@ -44,6 +44,7 @@ def test_candidates_use_every_node_and_keep_the_staleness() -> None:
     assert {c.mu for c in found} == {1, 2, 3, 4}
     assert {c.mu for c in candidates(12, 2, 0.0)} == {1}
     assert all(c.standalone % 4 == 1 for c in candidates(9, 4, 0.0))  # what makes no cell only rolls out
+    assert max(c.nodes_per_cell for c in candidates(10**9, 1, 0.0) if c.mode == "elastic") == 8  # memory doesn't grow with the nodes
     with pytest.raises(ConfigError, match="3 nodes don't hold one cell of 4"):
         candidates(3, 4, 1.5)
 
