@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gyre_hpc.gateway.dialects.canonical import Head, Message
-from gyre_hpc.gateway.text.chat import KIMI_IDS
+from gyre_hpc.gateway.text.chat import KIMI_IDS, split_calls
 from gyre_hpc.gateway.text.habits import SHOWN, calls, says, shows
 from gyre_hpc.gateway.text.writer import BARE, MARK, THOUGHTS, TemplateWriter, marked, thoughtless
 
@@ -93,14 +93,14 @@ class _Probe:
     def _look(self, head: Head, probe: Sequence[Message]) -> bool:
         """Whether the template takes this conversation at once. Raises NotAppendOnly: and it is not that of the parts."""
         writer = self._writer
+        if writer.habits.single_calls:
+            probe = [message if len(message.tool_ids) != 1 else _marked(message) for message in split_calls(probe)]
         answers = _answers(probe)
         try:
             whole = writer.whole(head, probe)
         except ValueError as error:
             self._last = str(error)
             return False
-        if writer.habits.single_calls and any(len(probe[place].tool_ids) > 1 for place in answers):
-            return True  # it is split, and looked at in the others
         if writer.habits.in_parts and len(answers) > 2:
             return True
         parts = whole.split(MARK)
@@ -179,6 +179,11 @@ class _Probe:
         for told, what in ((writer.habits.tools, "messages of tools: the user shows"), (writer.habits.calls, "calls: a history has")):
             if not told:
                 log.warning("the chat template has no place for %s them", what)
+
+
+def _marked(call: Message) -> Message:
+    """A turn with one call, the mark in it."""
+    return marked([(block["id"], block["name"]) for block in call.blocks])
 
 
 def _answers(probe: Sequence[Message]) -> list[int]:
