@@ -108,8 +108,6 @@ def test_tools_that_move_with_the_question_are_refused(tmp_path: Path) -> None:
     [
         ("message.content | trim + '<|eot_id|>'", "(message.content if loop.last else '...') + '<|eot_id|>'"),
         ("'Cutting Knowledge", "(messages | length | string) + 'Cutting Knowledge"),
-        # only where there are many, which are looked at by one call in a turn
-        ("'Cutting Knowledge", "('' if messages | length < 8 else 'Long. ') + 'Cutting Knowledge"),
     ],
 )
 def test_histories_that_change_are_refused(tmp_path: Path, change: tuple[str, str]) -> None:
