@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.text.chat import KIMI_IDS, SHORT_IDS, Habits
 from gyre_hpc.gateway.text.template import TurnRenderer
 from tests.gateway.families import COMMAND, GEMMA, GEMMA4, GLM, HARMONY, KIMI, LLAMA, NEMO, QWEN_THINKING, Family, family_model
@@ -40,3 +41,16 @@ def test_a_template_that_wants_parts(tmp_path: Path) -> None:
         "messages[0].content | trim", "messages[0].content[0].text | trim"
     )
     assert found(tmp_path, Family(LLAMA.control, LLAMA.stops, listed)).parts
+
+
+def test_a_history_that_changes_when_it_is_long_is_written_in_parts_if_it_can_be(tmp_path: Path) -> None:
+    """Also where a turn has one call: probes with several are split. gpt-oss's results need the call before them."""
+
+    def changing(family: Family, loop: str) -> Family:
+        long = family.template.replace(loop, loop + "{%- if messages | length > 8 -%}{{- 'long' -}}{%- endif -%}")
+        assert long != family.template
+        return Family(family.control, family.stops, long)
+
+    assert found(tmp_path / "parts", changing(LLAMA, "{%- for message in messages -%}")).in_parts
+    with pytest.raises(ConfigError, match="can't be used"):
+        found(tmp_path / "none", changing(HARMONY, "{%- for message in rest -%}"))
