@@ -146,10 +146,15 @@ def _untouched(paths: RunPaths) -> bool:
 
 def _freeze(config: Config, paths: RunPaths) -> None:
     temporary = paths.config.with_name(f".config.{os.getpid()}.yaml")
-    configfile.dump(config, temporary)
-    sync(temporary)  # a name that survives a crash of the node must not stand for an empty file
-    os.replace(temporary, paths.config)
-    sync(paths.root)
+    with naming(paths.config):
+        try:
+            configfile.dump(config, temporary)
+            sync(temporary)  # a name that survives a crash of the node must not stand for an empty file
+            os.replace(temporary, paths.config)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync(paths.root)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

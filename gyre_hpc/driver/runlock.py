@@ -22,6 +22,7 @@ import psutil
 
 from gyre_hpc.driver.allocation import ask, inside_slurm, job_command, parse_job
 from gyre_hpc.errors import GyreError, Resumable
+from gyre_hpc.paths import naming
 
 RENEW = 10.0
 STALE = 60.0
@@ -79,10 +80,11 @@ class RunLock:
         """Create the lock, whole at once. A full disk leaves nothing behind."""
         temporary = self.path.with_name(f".{self.path.name}.{self.me.token}")
         try:
-            with open(temporary, "w") as f:
-                self.me = self._here(f)
-                f.write(json.dumps(asdict(self.me)))
-            return self._take_name(temporary)
+            with naming(self.path):
+                with open(temporary, "w") as f:
+                    self.me = self._here(f)
+                    f.write(json.dumps(asdict(self.me)))
+                return self._take_name(temporary)
         finally:
             temporary.unlink(missing_ok=True)
 

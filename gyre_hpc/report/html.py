@@ -35,8 +35,12 @@ def write(paths: RunPaths) -> None:
     page = render(paths, summary)
     temporary = paths.report.with_name(f".report.{os.getpid()}.html")
     with naming(paths.report):
-        temporary.write_text(page)
-        os.replace(temporary, paths.report)
+        try:
+            temporary.write_text(page)
+            os.replace(temporary, paths.report)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def render(paths: RunPaths, summary: Summary) -> str:

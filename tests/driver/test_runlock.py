@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -103,6 +104,16 @@ def test_a_broken_lock_file_is_taken_over(path: Path) -> None:
     path.write_text("")
     with RunLock(path) as lock:
         assert runlock.read_holder(path) == lock.me
+
+
+def test_a_disk_that_is_full_is_told_with_the_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunLock, "_here", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{path}'"), RunLock(path):
+        pass
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_driver_that_lost_its_lock_must_stop(path: Path) -> None:

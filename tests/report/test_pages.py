@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 import threading
 from pathlib import Path
@@ -137,3 +139,16 @@ def test_first_and_last_steps_do_not_overlap(run: RunPaths, steps: int, few: int
         log.emit("step.end", step=step, score_mean=0.25, **STEP)
     page = html.render(run, html.summarise(html.read_events(run.events)))
     assert f"mean score, first {few} → last {few} steps" in page
+
+
+def test_a_report_that_finds_no_room_leaves_the_last_one_alone(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    html.write(run)
+    before = {path.name: path.read_bytes() for path in run.root.iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match=r"No space.*/report\.html"):
+        html.write(run)
+    assert {path.name: path.read_bytes() for path in run.root.iterdir()} == before
