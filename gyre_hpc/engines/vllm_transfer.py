@@ -98,6 +98,8 @@ class VllmReceiver:
         device = ""
         if current_platform.is_cuda_alike():  # other accelerators get the weights as a CPU does, and take them to their device
             backends, device = (NCCL, IPC), str(torch.cuda.get_device_properties(self._worker.device).uuid)
+        if parallel.data_parallel_size > 1:
+            backends = ()  # vLLM hands on what the workers of its first core say: of the others nobody would know who is half new
         return Member(engine, worker_number(parallel), workers, backends, seconds, device, tuple(self._groups.values()))
 
     def enter(self, backend: str, group: str, info: dict[str, Any], address: str) -> None:

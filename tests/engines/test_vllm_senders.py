@@ -171,3 +171,13 @@ def test_a_worker_that_is_taken_out_while_it_finishes_has_weights_that_its_engin
     with leader(start, finish, {"do": "end", "why": ""}) as source:
         assert worker.gyre_attend_weights(source, 2, 20.0, "a") == {}
     assert not receiver.half
+
+
+@pytest.mark.parametrize(("cores", "backends"), [(1, ("gloo",)), (2, ())])
+def test_an_engine_of_several_cores_takes_part_in_no_broadcast(cores: int, backends: tuple[str, ...]) -> None:
+    """vLLM's `collective_rpc` answers for the first of them alone (0.32.0, DPLBAsyncMPClient.call_utility_async)."""
+    from gyre_hpc.engines.vllm_transfer import VllmReceiver
+
+    parallel = SimpleNamespace(world_size=2, data_parallel_size=cores, data_parallel_index=cores - 1, rank=1)
+    worker = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=parallel))
+    assert VllmReceiver(worker).member("a", 5.0) == Member("a", 2 * cores - 1, 2 * cores, backends, 5.0)
