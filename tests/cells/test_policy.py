@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -91,8 +91,8 @@ def consumed_or_skipped(w: World) -> None:
     assert w.policy.outstanding == len(left) + len(w.dispatches)
 
 
-def end_over_crashes(w: World, crashes: Sequence[int]) -> None:
-    """The run to its end, with a crash after each of these numbers of events."""
+def end_over_crashes(w: World, crashes: Sequence[int], crash: Callable[[], None] | None = None) -> None:
+    """The run to its end, with a crash (or `crash`) after each of these numbers of events."""
     w.carry_out(w.policy.start())
     for events in [*crashes, 200_000]:
         for _ in range(events):
@@ -100,12 +100,12 @@ def end_over_crashes(w: World, crashes: Sequence[int]) -> None:
                 w.happen()
         if not w.over:
             assert events < 200_000, "the run does not end"
-            w.crash()
+            (crash or w.crash)()
     assert w.over
     consumed_or_skipped(w)
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(schedules(), st.integers(0, 2**32))
 def test_any_order_of_events_keeps_the_rules_and_ends(schedule: Schedule, seed: int) -> None:
     w = world(schedule, seed)
@@ -137,6 +137,15 @@ def test_what_the_weights_between_checkpoints_sampled_is_trained_on_within_the_b
     w = world(schedule, seed, void=0.1, fails=0.1)
     w.checkpoint_every = every
     end_over_crashes(w, crashes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedules(), st.integers(0, 2**32), st.integers(2, 9), st.lists(st.integers(1, 60), min_size=1, max_size=4))
+def test_stops_between_checkpoints_lose_no_step(schedule: Schedule, seed: int, every: int, stops: list[int]) -> None:
+    w = world(schedule, seed, void=0.1, fails=0.1)
+    w.checkpoint_every = every
+    end_over_crashes(w, stops, w.stop)
+    assert w.made == schedule.steps
 
 
 @settings(max_examples=150, deadline=None)

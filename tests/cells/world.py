@@ -187,6 +187,13 @@ class World:
         self.policy = make_policy(self.schedule, self.saved)
         self.carry_out(self.policy.resume(self.groups.values()))
 
+    def stop(self) -> None:
+        """The last step that is done is saved, whatever is decided and not carried out, and the run goes on from there."""
+        self.saved = json.loads(json.dumps(self.policy.snapshot(given_up=True)))
+        assert self.saved["step"] == self.step
+        self.closing = False
+        self.crash()
+
     def _go_back(self, step: int) -> None:
         """The steps after the last checkpoint are lost, but nothing that the ledger has: versions after it count backwards."""
         self.step, self.steps, self.line = step, self.steps[:step], self.line[: step + 1]
