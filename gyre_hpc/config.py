@@ -6,6 +6,7 @@ does not fit others in crosscheck.py; configfile.py reads and writes them. Below
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -189,6 +190,14 @@ class GatewaySection(_Section):
     """Further tries of an execution that was lost, for each kind of loss."""
     seal_every: Positive = 256
     """Ended executions after which the journal is sealed into an HDF5 segment."""
+
+    @field_validator("host")
+    @classmethod
+    def _name_of_a_host(cls, value: str) -> str:
+        """It becomes the middle of a URL, in front of a port."""
+        if not re.fullmatch(r"[\w.-]+", value):
+            raise PydanticCustomError("no_host", "a host's name or IPv4 address is wanted, without a port")
+        return value
 
 
 class UpstreamSection(_Section):

@@ -44,6 +44,14 @@ def test_a_variable_has_a_name_that_an_environment_takes(tmp_path: Path, name: s
         load(write(tmp_path, ""), [f"harness.env={{'{name}': x}}"])
 
 
+@pytest.mark.parametrize("host", ["''", "'::1'", "http://n1", "n1:80", "'n 1'"])
+def test_a_host_stands_in_a_url(tmp_path: Path, host: str) -> None:
+    for good in ("127.0.0.1", "localhost", "node-01.cluster_a", "0.0.0.0"):
+        load(write(tmp_path, ""), [f"gateway.host={good}"])
+    with pytest.raises(ConfigError, match=r"gateway\.host = .*; a host's name or IPv4 address is wanted, without a port$"):
+        load(write(tmp_path, ""), [f"gateway.host={host}"])
+
+
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "..", '"a\\nb"'])
 def test_a_name_is_one_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"run\.name = .* run\.dir says where a run lives$"):
