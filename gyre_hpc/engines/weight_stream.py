@@ -160,10 +160,12 @@ def receive(source: str, version: int, deadline: float) -> dict[str, torch.Tenso
             if head["version"] != version:
                 raise NotReceived(f"version {head['version']} was sent in place of {version}")
             weights = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, dtype, shape in head["tensors"]}
-            left = sum(tensor.nbytes for tensor in weights.values())
+            left, unlooked = sum(tensor.nbytes for tensor in weights.values()), SLICE
             for name, like in weights.items():
-                require_room(left)
-                left -= like.nbytes
+                if unlooked >= SLICE:  # a look costs as much as to receive half a megabyte, and a mixture has many small tensors
+                    require_room(left)
+                    unlooked = 0
+                left, unlooked = left - like.nbytes, unlooked + like.nbytes
                 weights[name] = torch.empty_like(like, device="cpu")
                 _exactly(connection, _bytes(weights[name]), end)
             return weights

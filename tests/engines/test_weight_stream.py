@@ -120,6 +120,10 @@ def test_room_that_others_take_on_the_way_ends_it(sender: Sender, monkeypatch: p
         return 1 << 20 if looks < 4 else 10
 
     monkeypatch.setattr(memory, "available", shrinking)
+    assert receive(sender.source, 3, 10.0).keys() == dict(WEIGHTS).keys()
+    assert looks == 2, "the head, and tensors that have no slice in all"
+    looks = 0
+    monkeypatch.setattr(weight_stream, "SLICE", 1)
     with pytest.raises(NotReceived, match="leave 0 MiB"):
         receive(sender.source, 3, 10.0)
     assert looks == 4, "the head, and the first tensors, had room"
