@@ -80,11 +80,12 @@ class CellRank:
         self._base_canary = folder / canary.NAME
         """That of version 0, in the attempt's own folder: the base model's is not ours."""
         self._claims = claims
-        self._inner = Channel(ranks.cell)
-        self._upper = Channel(ranks.control) if ranks.control is not None else self._inner
-        self._inner_lines = Lines(ranks.cell)
-        self._lines = Lines(ranks.control) if ranks.control is not None else self._inner_lines
-        """To the controller; of a cell's other ranks to their leader."""
+        with watch("MPI to make the cell's channels", config.deadlines.start):
+            self._inner = Channel(ranks.cell)
+            self._upper = Channel(ranks.control) if ranks.control is not None else self._inner
+            self._inner_lines = Lines(ranks.cell)
+            self._lines = Lines(ranks.control) if ranks.control is not None else self._inner_lines
+            """To the controller; of a cell's other ranks to their leader."""
         self._learner = Learner(config, paths, self.place, ranks, watch)
         self._hearing = Hearing(self._upper, self._is_settled)
         self._pump = Pump(self._turn)

@@ -85,7 +85,7 @@ def _rank(runtime: Runtime, paths: RunPaths, rank: int) -> ExitCode:
     claims = Claims(ranks.world, watch, deadline=limit, patience=config.deadlines.step)
     checkpoint = agree(ranks, config, paths, base)
     if tasks is not None:
-        code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims)
+        code = _controller(config, paths, runtime, base, ranks, tasks, checkpoint, claims, watch)
     else:
         code = _cell(config, paths, base, ranks, claims, engines, checkpoint, runtime.attempt, watch)
 
@@ -112,6 +112,7 @@ def _controller(
     tasks: TaskSource,
     checkpoint: Checkpoint | None,
     claims: Claims,
+    watch: Watch,
 ) -> ExitCode:
     from cells.epochs import Channel
     from cells.lines import Lines
@@ -119,7 +120,8 @@ def _controller(
     from gyre_hpc.gateway.client import ControlClient
 
     assert ranks.control is not None
-    channel, lines = Channel(ranks.control), Lines(ranks.control)
+    with watch("MPI to make the controller's channels", config.deadlines.start):
+        channel, lines = Channel(ranks.control), Lines(ranks.control)
     client = ControlClient(runtime.gateway_url, runtime.secret, config.deadlines.gateway)
     controller = Controller(config, paths, runtime.attempt, base, channel, lines, client, tasks, checkpoint, claims)
     if tasks.left_out:  # a person who looks at the terminal only must hear that a part of the data is not used
