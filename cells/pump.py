@@ -1,8 +1,8 @@
 """MPI goes on while a rank computes: a thread takes its turns for as long as the rank's own one is busy with something else.
 
-Why: a nonblocking collective moves only while its ranks are inside MPI, from rank to rank along a tree. A rank that looks between two
-micro-steps holds up all below it, on the way out and on the way back: a change of the prefix took up to five micro-steps, and a micro-step
-of a long context takes minutes.
+Why: what others send, ask or reduce moves only while a rank is inside MPI. One that looks between two micro-steps keeps the root waiting
+for its answer, and in MPI's trees holds up all below it: a change of the prefix, which needs everybody's answer, took up to five
+micro-steps, and a micro-step of a long context takes minutes.
 
 Invariants: MPI hears of one thread at a time (MPI_THREAD_SERIALIZED): a turn is taken only inside `working`, in whose body the owner calls
 nothing of MPI, and no turn is under way when that is left; what a turn raises is raised there. A body that is shorter than `pause` costs a
