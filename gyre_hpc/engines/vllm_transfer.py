@@ -89,7 +89,7 @@ class VllmReceiver:
         self._backend = ""
         self._aborted = False
         self.half = False
-        """Whether the model may be made of two versions, or is of one that nobody was told of; who attends ends it."""
+        """Whether the model may be of two versions, or of one that its engine was not told of; WorkerExtension ends that."""
 
     def member(self, engine: str, seconds: float) -> Member:
         parallel = self._worker.vllm_config.parallel_config

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 
 from gyre_hpc.engines import weight_groups
-from gyre_hpc.engines.weight_meeting import Circle, Line, Meeting, Member
+from gyre_hpc.engines.weight_meeting import Circle, Line, Lost, Meeting, Member
 from gyre_hpc.engines.weight_member import SCHEME
 from gyre_hpc.engines.weight_stream import Sent, Weights
 
@@ -177,6 +177,8 @@ class Broadcaster:
         try:
             if old is not None and not again:
                 old.sender.abort()
+            if stopped.is_set():  # while another backend's were led: nobody is sent into a rendezvous that can't be called off
+                raise Lost("the offer was withdrawn")
             if sender is None:
                 sender = self._sender(backend, circle)
             circle.abort = sender.abort

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from gyre_hpc.engines.weight_broadcast import Broadcaster, chosen_backends
 from gyre_hpc.engines.weight_groups import Collector
 from gyre_hpc.engines.weight_meeting import Member
 from gyre_hpc.engines.weight_member import attend
+from tests.engines.test_weight_meeting import line
 
 HOST = "127.0.0.1"
 WEIGHTS = [
@@ -163,6 +165,22 @@ def test_a_thread_that_nothing_can_end_is_left_behind_and_the_next_broadcast_is_
     over.set()
     with pytest.raises(NotReceived):
         future.result(60)
+
+
+def test_an_offer_that_is_withdrawn_while_others_are_led_sends_nobody_into_a_group(
+    sender: Broadcaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*told: object) -> None:
+        raise AssertionError("a group is formed")
+
+    monkeypatch.setattr(weight_broadcast, "GlooSender", made)
+    stopped = threading.Event()
+    stopped.set()
+    late, far = line("a")
+    kept: dict[str, Any] = {}
+    sender._lead("gloo", [late], WEIGHTS, kept, stopped)
+    assert json.loads(far.readline()) == {"do": "end", "why": "the broadcast broke: the offer was withdrawn"}
+    assert kept == {}
 
 
 def test_who_comes_alone_is_served_after_a_while_and_who_comes_later_is_refused(sender: Broadcaster) -> None:
