@@ -47,6 +47,8 @@ def main() -> None:
     except OSError as error:
         if error.errno in _PATH and error.filename:
             _fail(f"{error.filename}: {error.strerror}; give another path, or see what is in the way there", ExitCode.FAILED)
+        if not _here():
+            _fail("the current folder is not there any more; cd to one that is", ExitCode.FAILED)
         if error.errno not in _DISK:
             raise
         where = f"{error.filename}: " if error.filename else ""
@@ -205,9 +207,23 @@ app.command()(planning.plan)
 app.add_typer(trees.app, name="trees")
 
 
+def _here() -> bool:
+    """Whether the current folder is still there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _fail(line: str, code: ExitCode) -> None:
     if line:  # nothing where the help was the answer
-        print(f"gyre: {' '.join(line.split())}", file=sys.stderr, flush=True)
+        try:
+            print(f"gyre: {' '.join(line.split())}", file=sys.stderr, flush=True)
+        except OSError:  # nobody reads; the exit code still tells
+            from gyre_hpc.driver.lines import mute
+
+            mute(sys.stderr)
     sys.exit(int(code))
 
 

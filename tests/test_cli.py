@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -185,3 +186,23 @@ def test_trees_are_repaired_and_the_lost_named(gyre: Gyre, tmp_path: Path) -> No
     assert (found.returncode, json.loads(found.stdout)["lost"]) == (0, [0])
     assert gyre("trees", "verify", str(tmp_path)).returncode == 0
     assert (tmp_path / "trees" / "damaged" / segment.name).exists()
+
+
+def test_the_exit_code_tells_also_where_nobody_reads_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setattr(sys, "argv", ["gyre", "run", "nope.yaml"])
+    with os.fdopen(write, "w") as lost, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", lost)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 2
+
+
+def test_a_current_folder_that_is_gone_is_one_line(gyre: Gyre, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.yaml").write_text("run: {steps: 1}")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    said = gyre("run", str(tmp_path / "c.yaml"))
+    assert (said.returncode, said.stderr) == (1, "gyre: the current folder is not there any more; cd to one that is\n")

@@ -1,12 +1,20 @@
-"""Plain progress lines from the event log, for terminals that can't draw and for Slurm's output file."""
+"""Plain progress lines from the event log, for terminals that can't draw and for Slurm's output file.
+
+Invariant: decoration. Where they can't be written any more (`| head`, a reader that was killed, a full disk below the output file) the run
+goes on without them; events.jsonl has everything.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
+
+from gyre_hpc.driver.logfile import log
 
 QUIET = frozenset({"execution.end", "run.end", "failure"})
 """Not told as events: too many, or said by whoever ends the command (a failure is its last line, on standard error)."""
@@ -14,8 +22,18 @@ LOST = "execution.lost"
 
 
 def say(line: str) -> None:
-    """To whoever runs the command."""
-    print(line, flush=True, file=sys.stdout)
+    """To whoever runs the command, as long as it can be written."""
+    try:
+        print(line, flush=True, file=sys.stdout)
+    except OSError as error:
+        log.warning("no more lines: standard output can't be written (%s); the run goes on", error.strerror)
+        mute(sys.stdout)
+
+
+def mute(stream: IO[str]) -> None:
+    """What comes next goes nowhere, and so does what is buffered: Python flushes at its end, and a failure there changes the exit code."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
 
 
 def describe(event: dict[str, Any]) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from gyre_hpc.driver.ending import verdict
 from gyre_hpc.driver.launcher import MPI_STEP, Child
-from gyre_hpc.driver.lines import describe, printer
+from gyre_hpc.driver.lines import describe, printer, say
 from gyre_hpc.driver.waiting import wait_for
 from gyre_hpc.errors import Resumable
 
@@ -73,4 +75,20 @@ def test_of_executions_that_are_lost_together_one_is_told_and_the_others_are_cou
         "execution.lost execution=0 reason=restart",
         "execution.lost execution=0 reason=node",
         "execution.lost reason=restart: 127 more",
+    ]
+
+
+@pytest.mark.parametrize("reason", ["Broken pipe", "No space left on device"])
+def test_lines_that_nobody_can_get_end_no_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    if reason != "Broken pipe":
+        os.close(write)
+        write = os.open("/dev/full", os.O_WRONLY)
+    with os.fdopen(write, "w") as lost:
+        monkeypatch.setattr(sys, "stdout", lost)
+        say("one")
+        say("two")  # and what was buffered goes nowhere when the file is closed
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no more lines: standard output can't be written ({reason}); the run goes on"
     ]
