@@ -145,13 +145,14 @@ class Controller:
             self._check_idle()
             if not busy:
                 time.sleep(_POLL if self._activity is None else _SOON)
-        # the driver waits for all of deadlines.stop, and the ranks want some of it
-        patience = min(self.config.deadlines.transfer, self.config.deadlines.stop / 2)
-        self._drain(hold_calls(self.asking, self.client, self._serving(), patience))
         if self._stopping:
-            # a close may be decided and not begun
+            # before the gateway is asked for anything: a SIGTERM to all processes has ended it, and the time with waiting for it. A close
+            # may be decided and not begun
             state = self._state(self.policy.snapshot(given_up=True))
             self._drain(save_at_stop(self.asking, self.events, self._saves, self.policy.step, self._told, state, self._stop_file.left()))
+        # the driver waits for all of deadlines.stop, and the ranks want some of it
+        patience = min(self.config.deadlines.transfer, self.config.deadlines.stop / 2, max(0.1, self._stop_file.left() / 2))
+        self._drain(hold_calls(self.asking, self.client, self._serving(), patience))
         reason = "stopped" if self._stopping else "done"
         self._drain(self.asking.agree(Stop(reason), "stop", self.config.deadlines.step))
         self._showing.last(self.policy, len(self._standalone), self._activity_name)

@@ -20,6 +20,9 @@ from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.tasks.source import TaskSource
 
+LEFT = 6.0
+"""Seconds until the driver ends everything."""
+
 
 class FakeCells:
     """In place of the channel, the lines and the gateway's client: all is acknowledged at once, and remembered."""
@@ -36,7 +39,7 @@ class FakeCells:
         return [{"checkpoint": {"seconds": 1.0, "bytes": 8}}]
 
     def close_routes(self, cells: Any, deadline: float) -> None:
-        pass
+        self.told.append({"kind": "routes closed", "in time": 0 < deadline <= LEFT / 2})
 
     def status(self) -> dict[str, Any]:
         return {}
@@ -91,9 +94,11 @@ def test_a_stop_before_a_decided_close_saves_the_step_that_is_done(tmp_path: Pat
     controller._decisions.extend(decided)
     controller._told = {"step": 1}
     monkeypatch.setattr(controller, "_start", lambda: iter(()))
-    monkeypatch.setattr(controller._changes, "follow", lambda after: stopfile.ask(paths.runtime(1), 60.0))
+    monkeypatch.setattr(controller._changes, "follow", lambda after: stopfile.ask(paths.runtime(1), LEFT))
 
     assert controller.run() is ExitCode.RESUMABLE
-    save, stop = cells.told
-    assert (stop["kind"], save["kind"], save["step"], save["fields"]) == ("Stop", "Save", 1, {"step": 1})
+    save, closed, stop = cells.told
+    assert (save["kind"], closed["kind"], stop["kind"]) == ("Save", "routes closed", "Stop"), "a gateway that is gone costs no checkpoint"
+    assert closed["in time"]
+    assert (save["step"], save["fields"]) == (1, {"step": 1})
     assert save["state"]["schedule"] == {"step": 1, "burst": 1, "skipped": 0, "consumed_below": 1, "consumed": []}, "step 2 is not done"
