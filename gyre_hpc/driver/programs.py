@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ def _mpi() -> list[str]:
 
 
 def _model() -> list[str]:
-    return [sys.executable, "-P", "-c", "from gyre_hpc.policy.recipe import ensure; ensure(lambda line: print(line, flush=True))"]
+    return python("gyre_hpc.driver.making")
 
 
 @dataclass(frozen=True)
