@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from gyre_hpc import memory
 from gyre_hpc.engines import weight_broadcast, weight_groups
 from gyre_hpc.engines.protocol import NotReceived
 from gyre_hpc.engines.weight_broadcast import Broadcaster, chosen_backends
@@ -76,6 +77,21 @@ def test_one_that_takes_another_s_place_makes_a_new_group(sender: Broadcaster) -
         future.result()
     assert old.member("a", 1.0).held != first
     assert has(old)
+
+
+def test_one_that_has_left_the_group_is_not_taken_for_a_member_of_it(sender: Broadcaster) -> None:
+    other, again = Collector(), Collector()
+    for future in attending(offer(sender, 2), {"a": Collector(), "b": other}).values():
+        future.result()
+    for future in attending(offer(sender, 2, 2), {"a": again, "b": other}, 2).values():
+        future.result()
+    assert has(again)
+
+
+def test_one_without_room_does_not_begin(sender: Broadcaster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 1000)
+    with pytest.raises(NotReceived, match="MiB are wanted"):
+        attend(offer(sender, 1), 1, 20.0, "a", Collector())
 
 
 class Broken(Collector):

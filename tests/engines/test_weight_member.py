@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import resource
 import socket
+import threading
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,22 @@ def test_one_that_has_finished_has_the_version_whatever_became_of_the_others() -
         attend(source, 1, 20.0, "a", Collector())
     with leader({"do": "start", "backend": "gloo"}, broke) as source, pytest.raises(NotReceived, match="b: no room"):
         attend(source, 1, 20.0, "a", Collector())
+
+
+def test_one_that_is_in_the_collective_is_taken_out_when_the_leader_says_the_end() -> None:
+    inside, out = threading.Event(), threading.Event()
+
+    class Waiting(Collector):
+        def update(self, info: dict[str, Any]) -> None:
+            inside.set()
+            assert out.wait(60)
+
+        def abort(self) -> None:
+            out.set()
+
+    words = {"do": "start", "backend": "gloo"}, {"do": "update", "info": {}}, {"do": "end", "why": "b died"}
+    with leader(*words, interrupts=inside) as source, pytest.raises(NotReceived, match="b died"):
+        attend(source, 1, 120.0, "a", Waiting())
 
 
 def test_a_line_is_heard_whatever_its_descriptor_s_number_is() -> None:
