@@ -71,7 +71,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
     if path in below:
         raise ConfigError(f"config {path} extends itself", "take one `extends:` out")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")  # whatever the locale of a login or a compute node is
     except OSError as error:
         raise ConfigError(f"config {path}: {error.strerror}", "give the path of a YAML file, for example configs/quickstart.yaml") from None
     except UnicodeDecodeError:
@@ -152,7 +152,7 @@ def _with_null(tree: Any) -> Iterator[str]:
 
 def dump(config: Config, path: Path) -> None:
     """Write the complete configuration as YAML."""
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

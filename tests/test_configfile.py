@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,7 +116,7 @@ def test_odd_yaml_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     ("override", "words"),
     [
         ("run.name=2026-02-30", "override run.name: '2026-02-30' is not a YAML value; quote it"),
-        ("run.name=" + "[" * 3000, "override run.name is nested too deeply"),
+        ("run.name=" + "[" * 1000, "override run.name is nested too deeply"),
         ("run={steps: 1, steps: 2}", "is not a YAML value"),
     ],
     ids=["date", "depth", "twice"],
@@ -137,3 +140,26 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
 def test_merge_keys_may_be_overlaid(tmp_path: Path) -> None:
     text = "run: &r {steps: 3, name: a}\nsweep: {grid: {x: [&d {a: 1}, {<<: *d, a: 2}]}}"
     assert load(write(tmp_path, text)).sweep.grid["x"] == [{"a": 1}, {"a": 2}]
+
+
+def test_files_are_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
+    """In a locale of one byte a character a chat template would be read as other text, and a report could not be written."""
+    write(tmp_path, "run: {name: lauf-ü}")
+    (tmp_path / "chat_template.jinja").write_text("<｜end▁of▁sentence｜>", encoding="utf-8")
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from gyre_hpc.configfile import dump, load
+        from gyre_hpc.gateway.text.files import load_template
+        from gyre_hpc.paths import RunPaths
+        from gyre_hpc.report import html
+        assert open(sys.executable).encoding.lower() != "utf-8"
+        folder = Path(sys.argv[1])
+        dump(load(folder / "c.yaml"), folder / "config.yaml")
+        html.write(RunPaths(folder))
+        print(ascii(load(folder / "config.yaml").run.name), ascii(load_template(folder)))
+    """
+    bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=bare, capture_output=True, text=True)
+    assert done.stdout == ascii("lauf-ü") + " " + ascii("<｜end▁of▁sentence｜>") + "\n", done.stderr
+    assert "<h1>lauf-ü" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ def write(paths: RunPaths) -> None:
     temporary = paths.report.with_name(f".report.{os.getpid()}.html")
     with naming(paths.report):
         try:
-            temporary.write_text(page)
+            temporary.write_text(page, encoding="utf-8")
             os.replace(temporary, paths.report)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def render(paths: RunPaths, summary: Summary) -> str:
     ]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>gyre: {escape(name)}</title><style>{_STYLE.read_text()}</style></head><body><main><h1>{escape(name)}</h1>"
+        f"<title>gyre: {escape(name)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><main><h1>{escape(name)}</h1>"
         f'<p class="sub">{escape(state)} · {len(summary.attempts)} {attempts} · {summary.seconds:.0f} s</p>'
         f"{''.join(sections)}</main></body></html>\n"
     )

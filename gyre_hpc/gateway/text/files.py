@@ -39,7 +39,7 @@ def load_template(directory: Path) -> str:
     """The source of the chat template; of several, the one for tools. Raises ConfigError."""
     path = directory / "chat_template.jinja"
     if path.exists():
-        return path.read_text()
+        return path.read_text(encoding="utf-8")  # a locale of one byte a character would make other tokens of it, in silence
     template = read_json(directory / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
@@ -71,7 +71,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; {} where there is none."""
     if not path.exists():
         return {}
-    value = json.loads(path.read_text())
+    value = json.loads(path.read_text(encoding="utf-8"))
     return value if isinstance(value, dict) else {}
 
 
