@@ -200,4 +200,10 @@ def _explain(mistake: Any, origin: str, more: str) -> tuple[str, str]:
         remedy = (f"did you mean {guess}? " if guess else "") + f"valid here: {', '.join(here)}"
         return f"{origin}: unknown key {where}{more}", remedy
     value = mistake.get("input")
+    if mistake["type"] == "model_type":  # a section whose keys are all commented out, mostly
+        keys = ", ".join(_keys_at(mistake["loc"]))
+        return (
+            f"{origin}: {where} = {value!r}{more}",
+            f"take the section out, or write keys below it: {keys}",
+        )
     return f"{origin}: {where} = {value!r}{more}", mistake["msg"][0].lower() + mistake["msg"][1:]

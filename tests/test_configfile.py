@@ -64,6 +64,8 @@ def test_a_file_may_extend_another(tmp_path: Path) -> None:
         ("rollout: {handover: mooncake}", [], ["rollout.handover = 'mooncake'", "'recompute' or 'nixl'"]),
         ("run: {steps: 3}\nmodel: {window: 600}\nrun: {seed: 1}", [], ["not YAML", "'run' stands there twice", "line 3"]),
         ("run: {steps: 3, steps: 4}", [], ["'steps' stands there twice"]),
+        ("model:\nrun: {steps: 3}", [], ["model = None; take the section out, or write keys below it: path, dtype"]),
+        ("", ["publication=broadcast"], ["publication = 'broadcast'; take the section out, or write keys below it: path"]),
         ("training: {betas: [2, 3]}", [], ["training.betas.0 = 2", "less than 1"]),
     ],
 )
