@@ -125,6 +125,13 @@ def test_text_leaves_out_the_token_that_ended_the_turn(renderer: TurnRenderer) -
             ),
             "a second answer",
         ),
+        # answers begin otherwise in the history than they are asked for, and not all alike
+        (
+            lambda t: t.replace(
+                "'<|im_start|>assistant\\n' + message", "'<|im_start|>assistant\\n' + ('A' if loop.index0 < 2 else 'B') + message"
+            ),
+            "begins otherwise in the history",
+        ),
     ],
 )
 def test_templates_that_are_refused(tmp_path: Path, change: Any, why: str) -> None:
