@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -97,17 +98,23 @@ async def test_a_cell_of_two_engines_opens_and_closes_as_one() -> None:
     await router.aclose()
 
 
-@pytest.mark.parametrize("together", [True, False])
-async def test_cells_that_close_together_give_one_another_nothing(together: bool) -> None:
-    """One by one, calls of the first go to the second, are computed there, and are given up a second time."""
+async def two_busy_cells(calls: int) -> tuple[Router, list[ScriptedEngine], list[asyncio.Task[Any]]]:
+    """Two open cells whose engines stand still, with `calls` under way."""
     router, engines = scripted([])
     engines += [ScriptedEngine() for _ in range(2)]
     for cell in range(2):
         router.set_route(cell, EngineAddress("scripted", str(cell), 4, 100))
         router.open(cell)
         engines[cell].tick.clear()
-    tasks = [asyncio.create_task(collect(router, call(str(i)), i)) for i in range(4)]
+    tasks = [asyncio.create_task(collect(router, call(str(i)), i)) for i in range(calls)]
     await settle()
+    return router, engines, tasks
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_cells_that_close_together_give_one_another_nothing(together: bool) -> None:
+    """One by one, calls of the first go to the second, are computed there, and are given up a second time."""
+    router, engines, tasks = await two_busy_cells(4)
     assert [len(engine.served) for engine in engines] == [2, 2]
     if together:
         closed = await router.close_together([0, 1, 7], 5.0)
@@ -125,14 +132,7 @@ async def test_cells_that_close_together_give_one_another_nothing(together: bool
 
 
 async def test_one_that_does_not_let_go_in_time_fails_all() -> None:
-    router, engines = scripted([])
-    engines += [ScriptedEngine() for _ in range(2)]
-    for cell in range(2):
-        router.set_route(cell, EngineAddress("scripted", str(cell), 4, 100))
-        router.open(cell)
-        engines[cell].tick.clear()
-    tasks = [asyncio.create_task(collect(router, call(str(i)), i)) for i in range(2)]
-    await settle()
+    router, engines, tasks = await two_busy_cells(2)
     engines[1].slow_cancel = 0.3
     with pytest.raises(TimeoutError, match="cell 1: 1 calls still there"):
         await router.close_together([0, 1], 0.05)
