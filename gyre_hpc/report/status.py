@@ -41,7 +41,7 @@ def collect(paths: RunPaths) -> dict[str, Any]:
         "endings": dict(summary.endings),
         "lost": sum(summary.lost.values()),
         "tokens": summary.tokens,
-        "seconds": round(summary.seconds, 1),
+        "seconds": round(summary.ran, 1),
         "warnings": summary.warnings,
         "placement": list(summary.placement),
         "failure": summary.failures[-1]["what"] if summary.failures else None,

@@ -2,7 +2,8 @@
 
 Invariants: a step counts once (after a crash a step may be logged by the next attempt; the last word stands); in every attempt a cell is
 "starting" until the engines are up, then in rollout; a role that an attempt did not end is cut at that attempt's last event. Times are
-seconds since the run's first event and decoration: the order is that of `seq`.
+seconds since the first attempt began and decoration: the order is that of `seq`. What is written while nothing runs (a configuration that
+is changed for the next attempt) has no time: it neither begins a run nor makes one longer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gyre_hpc.report.placement import describe
 
 Event = Mapping[str, Any]
 _STARTING = "starting"
+_TIMELESS = frozenset({"config.change"})
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,11 @@ class Summary:
     standalone: int = 0
     """Nodes of the last attempt that only roll out."""
     zero: float = 0.0
-    """Clock of the first event."""
+    """Clock of the first event of the first attempt."""
     seconds: float = 0.0
+    """From there to the last event of the last attempt."""
+    rests: tuple[tuple[float, float], ...] = ()
+    """(start, end) of the times between attempts, when nothing ran."""
     tokens: int = 0
     calls: int = 0
     ended: str = ""
@@ -78,6 +83,15 @@ class Summary:
     def live_transfers(self) -> int:
         """Transfers that happened while executions were live."""
         return sum(1 for transfer in self.transfers if transfer.live > 0)
+
+    @property
+    def ran(self) -> float:
+        """Seconds in which attempts ran."""
+        return self.worked(self.seconds)
+
+    def worked(self, at: float) -> float:
+        """Seconds in which attempts had run by then: the time without the rests between them."""
+        return at - sum(min(end, at) - start for start, end in self.rests if start < at)
 
     def share(self, state: str) -> float:
         """Of the cells' time, how much was spent in this state; 0 with no time at all."""
@@ -106,6 +120,7 @@ class _Reading:
         self.scores: list[tuple[float, float]] = []
         self.failures: list[Event] = []
         self.attempts: list[float] = []
+        self.rests: list[tuple[float, float]] = []
         self.cells = self.tokens = self.calls = self.checkpoint = self.warnings = 0
         self.ended = ""
         self.start: Event = {}
@@ -114,12 +129,16 @@ class _Reading:
         """This log has said when engines were up."""
 
     def take(self, event: Event) -> None:
+        if event["kind"] in _TIMELESS:
+            return
         t = float(event["t"])
         self.zero = t if self.zero is None else self.zero
         at = max(self.now, t - self.zero)
         match event["kind"]:
             case "run.start":
                 self._cut()
+                if self.attempts and at > self.now:
+                    self.rests.append((self.now, at))
                 self.now = at
                 self.ended = ""
                 self.start, self.engines = event, {}
@@ -198,6 +217,7 @@ class _Reading:
             standalone=len(self.start.get("standalone") or ()),
             zero=self.zero or 0.0,
             seconds=self.now,
+            rests=tuple(self.rests),
             tokens=self.tokens,
             calls=self.calls,
             ended=self.ended,

@@ -78,3 +78,15 @@ def test_an_end_that_the_next_attempt_tells_does_not_say_that_its_engines_are_up
         Span(0, "starting", 30.0, 40.0),
         Span(0, "rollout", 40.0, 50.0),
     )
+
+
+def test_what_is_written_between_attempts_takes_no_time() -> None:
+    """A configuration that was changed a day later, and an attempt a week later: the run took 25 s."""
+    change = {"kind": "config.change", "changes": {"run.steps": [1, 2]}}
+    first = [{"t": 10.0, "kind": "run.start", "cells": 1}, {"t": 30.0, "kind": "run.end", "status": "done"}]
+    summary = summarise(log({"t": 0.0, **change}, *first, {"t": 9000.0, **change}))
+    assert (summary.zero, summary.seconds, summary.ran, summary.rests) == (10.0, 20.0, 20.0, ())
+    again = [{"t": 60010.0, "kind": "run.start", "cells": 1}, {"t": 60015.0, "kind": "run.end", "status": "done"}]
+    summary = summarise(log({"t": 0.0, **change}, *first, {"t": 9000.0, **change}, *again))
+    assert (summary.seconds, summary.ran, summary.rests) == (60005.0, 25.0, ((20.0, 60000.0),))
+    assert [summary.worked(at) for at in (5.0, 20.0, 30000.0, 60000.0, 60004.0)] == [5.0, 20.0, 20.0, 20.0, 24.0]
