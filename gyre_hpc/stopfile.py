@@ -3,7 +3,8 @@
 The controller looks for the file between two activities and uses the time as it can (controller/stopping.py). SIGTERM is no way to ask: a
 scheduler that preempts sends it to every process of a step, also to those that have to end theirs in order. A rank that gets it while
 nobody has asked yet leaves a `wish`, which the driver takes for a signal of its own, and goes on; behind the moment in the file it dies of
-it. Invariants: both files appear whole; the moment is in the driver's own clock, on whose node rank 0 is.
+it. So does the gateway, without which neither a transfer nor a publication comes to its end (`Grace`). Invariants: both files appear whole;
+the moment is in the driver's own clock, on whose node rank 0 and the gateway are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -67,7 +69,7 @@ class StopFile:
 
 
 class Stubborn:
-    """SIGTERM in a rank. Main thread only."""
+    """SIGTERM in a rank. `install`: main thread only."""
 
     def __init__(self, folder: Path, who: str) -> None:
         self._folder, self._who = folder, who
@@ -77,12 +79,16 @@ class Stubborn:
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self._passed_on():
+        if self.passed_on():
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    def _passed_on(self) -> bool:
+    def asked(self) -> bool:
+        """Whether the driver has asked for a stop. No error."""
+        return self._file.asked()
+
+    def passed_on(self) -> bool:
         """Whether there is time and the driver knows, or will. No error may come out of a handler, in the middle of whatever goes on."""
         try:
             if self._file.left() <= _SKEW:
@@ -92,3 +98,20 @@ class Stubborn:
         except OSError:  # the disk is full or can't be read, or the driver is gone and its folder with it
             return False
         return True
+
+
+class Grace:
+    """SIGTERM in the gateway: it goes on for those who need it until the driver ends it, or the moment in the stop file has come.
+
+    A driver that does not ask within `patience` seconds never will. `clock` is monotonic.
+    """
+
+    def __init__(self, folder: Path, who: str, patience: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._term, self._patience, self._clock = Stubborn(folder, who), patience, clock
+        self._since: float | None = None
+
+    def over(self) -> bool:
+        """To be asked at the signal, and a few times a second from then on: whether it is time to end."""
+        self._since = self._clock() if self._since is None else self._since
+        asked = self._term.asked()
+        return not self._term.passed_on() or (not asked and self._clock() - self._since > self._patience)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc import stopfile
-from gyre_hpc.stopfile import StopFile, ask, wish, wished, withdraw
+from gyre_hpc.stopfile import Grace, StopFile, ask, wish, wished, withdraw
 
 
 def test_the_file_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +78,22 @@ def test_a_rank_leaves_a_wish_and_goes_on(tmp_path: Path, until: str) -> None:
             (tmp_path / "stop").mkdir()
         assert term() == ""
         assert rank.wait(60) == -signal.SIGTERM
+
+
+def test_the_gateway_goes_on_until_its_time_is_over_or_nobody_asks(tmp_path: Path) -> None:
+    now = 0.0
+    grace = Grace(tmp_path, "gateway", 10.0, lambda: now)
+    assert not grace.over()
+    assert wished(tmp_path)
+    withdraw(tmp_path)
+    now = 9.0
+    assert not grace.over()
+    assert wished(tmp_path), "once more: the ranks were started again meanwhile"
+    ask(tmp_path, 1000.0)
+    now = 900.0
+    assert not grace.over(), "the driver knows, and gives it time"
+    ask(tmp_path, 0.0)
+    assert grace.over()
+    withdraw(tmp_path)
+    assert grace.over(), "a driver that does not ask never will"
+    assert Grace(tmp_path / "gone", "gateway").over()

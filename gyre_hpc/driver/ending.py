@@ -107,6 +107,8 @@ def stop_all(
     if patience > 0 and mpi:
         log.info("waiting up to %.0f s for the controller to end its step", patience)
         _wait(mpi, patience, hurry)
+    with contextlib.suppress(OSError):  # nobody has to go on for anybody any more: SIGTERM now ends also who passed one on
+        stopfile.ask(folder, 0.0)
     for child in children:
         _send(child, signal.SIGTERM)
     begun = time.monotonic()

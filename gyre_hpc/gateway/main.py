@@ -3,8 +3,10 @@
     GYRE_SECRET=... python -m gyre_hpc.gateway.main --run-dir RUN --attempt N
 
 Invariants: `gateway.json` appears when both listeners answer; SIGTERM or SIGINT ends it in order (calls broken visibly and recorded,
-commit, seal, close) with exit code 0; a store or an event log that can't be written fails every call, and the process ends with exit code
-75 and one line, leaving what was durable. Executions that were live stay without an end: the next attempt has them as lost and tries again.
+commit, seal, close) with exit code 0, SIGTERM not before the driver has no more time to give: a scheduler sends it to all processes, and
+the controller still has a transfer to end and a step to save (gyre_hpc/stopfile.py); a store or an event log that can't be written fails
+every call, and the process ends with exit code 75 and one line, leaving what was durable. Executions that were live stay without an end:
+the next attempt has them as lost and tries again.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, Address, write_address
+from gyre_hpc.stopfile import Grace
 from trees.errors import Damaged, StoreError
 from trees.store import StoreReader, StoreWriter
 
@@ -56,6 +59,8 @@ SEAL_LOOK = 1.0
 """Seconds between two looks whether it is time to seal."""
 LAST_WORDS = 0.3
 """Seconds in which clients may still be told of a store that failed."""
+TERM_LOOK = 0.2
+"""Seconds between two looks, after a SIGTERM, whether it is time to end."""
 SUN_PATH = 100
 """Bytes that the path of a unix socket may safely have (the kernel's limit is 108)."""
 EVERYWHERE = "0.0.0.0"
@@ -98,12 +103,14 @@ class Gateway:
         self._host = host or config.gateway.host
         self._stop = asyncio.Event()
         self._fatal: Exception | None = None
+        self._grace = self._make_grace()
+        self._looking: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Serve. Returns after a stop that was asked for; raises Resumable when the record can't be written any more."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._stop.set)
+        loop.add_signal_handler(signal.SIGTERM, self._on_term)
         directory = model_directory(self.config)
         renderer = TurnRenderer(directory)
         parsers = make_parsers(self.config.model.tool_parser, self.config.model.reasoning_parser, directory)
@@ -151,6 +158,10 @@ class Gateway:
                 await router.aclose()
         if self._fatal is None:
             await asyncio.to_thread(store.seal)
+
+    def _make_grace(self) -> Grace | None:
+        """Who is asked whether SIGTERM ends it; None: it does."""
+        return Grace(self.paths.runtime(self.attempt), "gateway")
 
     async def _make_router(self, renderer: TurnRenderer) -> Router:
         return Router()
@@ -216,6 +227,19 @@ class Gateway:
     def stop(self) -> None:
         """End in order, as if a signal had come."""
         self._stop.set()
+
+    def _on_term(self) -> None:
+        """At the signal, and as long as somebody may still need us."""
+        if self._stop.is_set():
+            return
+        if self._grace is None or self._grace.over():
+            self._stop.set()
+            return
+        if self._looking is None:
+            log.info("SIGTERM: passed on to the driver; the gateway goes on until the driver ends it or its time is over")
+        else:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().call_later(TERM_LOOK, self._on_term)
 
     def _on_fatal(self, error: Exception) -> None:
         if self._fatal is None:

@@ -77,6 +77,9 @@ class Standalone(Gateway):
         """What is true now; empty until it listens."""
         return self._api.counts() if self._api is not None and self._address is not None else {}
 
+    def _make_grace(self) -> None:
+        """No driver, nobody else's step: a signal ends it."""
+
     async def _make_router(self, renderer: TurnRenderer) -> Router:
         upstream = self.config.upstream
         wires = await self._unless_stopped(self._look_at_servers(renderer))

@@ -15,6 +15,7 @@ from gyre_hpc.driver import ending
 from gyre_hpc.driver.ending import end_one, stop_all, verdict
 from gyre_hpc.driver.launcher import Child, LocalLauncher
 from gyre_hpc.failure import Failure, record_failure
+from gyre_hpc.stopfile import StopFile
 
 TIDY = """
 import pathlib, signal, sys, time
@@ -45,6 +46,7 @@ def test_a_hurried_stop_leaves_a_moment_to_tidy_up_and_then_kills(tmp_path: Path
     assert time.monotonic() - begun < ending.LEAVE
     assert left == []
     assert (tidy.process.returncode, stubborn.process.returncode) == (0, -9)
+    assert StopFile(tmp_path).left() <= 0.0, "whoever passes SIGTERM on must know that it is meant now"
     assert not (tmp_path / "tidy").exists()
 
 

@@ -27,6 +27,7 @@ from gyre_hpc.gateway.main import main, socket_folder
 from gyre_hpc.gateway.text.template import TurnRenderer
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.runtime import SECRET_VARIABLE, Address, read_address
+from gyre_hpc.stopfile import ask, wished
 from tests.gateway.fakes import tool_call
 from trees.records import Fate
 from trees.stats import differences
@@ -81,6 +82,7 @@ class Running:
     process: asyncio.subprocess.Process
     address: Address
     http: aiohttp.ClientSession
+    attempt: int
 
     async def control(self, path: str, body: dict[str, Any] | None = None) -> Any:
         headers = {"Authorization": f"Bearer {SECRET}"}
@@ -97,6 +99,11 @@ class Running:
             await self.control("routes", {"cell": 0, "address": address})
             await self.control("routes/0/open")
         return f"{self.address.url}/x/{work[0]['secret']}/v1/messages"
+
+    def end(self) -> None:
+        """As the driver does it: there is no time left, and SIGTERM."""
+        ask(self.paths.runtime(self.attempt), 0.0)
+        self.process.send_signal(signal.SIGTERM)
 
     async def ended(self, seconds: float = 60.0) -> tuple[int, str]:
         """(exit code, stderr) once the process is gone."""
@@ -117,7 +124,7 @@ async def gateway(root: Path, attempt: int = 1) -> AsyncIterator[Running]:
                 while (address := read_address(paths.runtime(attempt))) is None:
                     assert process.returncode is None, (await process.communicate())[1].decode()
                     await asyncio.sleep(0.02)
-            yield Running(paths, process, address, http)
+            yield Running(paths, process, address, http, attempt)
     finally:
         if process.returncode is None:
             process.kill()
@@ -160,7 +167,7 @@ async def test_kill_9_after_the_last_event_loses_nothing_and_the_next_attempt_go
         assert {item["execution"] for item in work}.isdisjoint({0, 1})
         for item in work:
             await running.control(f"executions/{item['execution']}/lost", {"reason": "test"})
-        running.process.send_signal(signal.SIGTERM)
+        running.end()
         assert (await running.ended())[0] == 0
 
 
@@ -175,7 +182,7 @@ async def test_a_fork_that_nothing_explains_is_an_event(root: Path, engine: Engi
             turns = [{"role": "assistant", "content": [{**used, "input": given}]}, {"role": "user", "content": [result]}]
             async with running.http.post(url, json=body(stream=False, messages=[*body()["messages"], *turns])) as answer:
                 assert answer.status == 200
-        running.process.send_signal(signal.SIGTERM)
+        running.end()
         assert (await running.ended())[0] == 0
     events = [json.loads(line) for line in running.paths.events.read_text().splitlines()]
     (fork,) = [event for event in events if event["kind"].startswith("warning")]
@@ -184,19 +191,26 @@ async def test_a_fork_that_nothing_explains_is_an_event(root: Path, engine: Engi
     assert [(row["calls"], row["clean"], row["drift"]) for row in rows] == [(3, 2, 1), (0, 0, 0)]
 
 
-async def test_sigterm_breaks_calls_visibly_seals_and_leaves_nothing(root: Path, engine: EngineServer) -> None:
+async def test_sigterm_is_passed_on_and_at_the_end_of_its_time_it_breaks_calls_visibly_seals_and_leaves_nothing(
+    root: Path, engine: EngineServer
+) -> None:
     async with gateway(root) as running:
         url = await running.begin(engine)
         async with running.http.post(url, json=body(stream=False)) as answer:
             assert (await answer.json())["stop_reason"] == "end_turn"
         end = await running.control("executions/0/end", {"reason": "finished", "score": 0.5, "valid": True, "seconds": 1})
         assert end == {"accepted": True, "calls": 1, "tokens": 5}
+        running.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            while not wished(running.paths.runtime(1)):
+                await asyncio.sleep(0.01)
+        ask(running.paths.runtime(1), 1000.0)
         await running.control("groups", {"groups": [{"group": 1, "task": "t", "size": 1, "version": 0, "burst": 0}]})
         work = await running.control("work", {"node": "n", "slots": 1, "wait": 1})
         engine.gate.clear()
         answer = await running.http.post(f"{running.address.url}/x/{work[0]['secret']}/v1/messages", json=body())
         await answer.content.readany()
-        running.process.send_signal(signal.SIGTERM)
+        ask(running.paths.runtime(1), 0.0)
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ClientConnectionError)):
             await answer.read()
         code, errors = await running.ended()
