@@ -26,6 +26,8 @@ def _waitable(seconds: float) -> float:
 
 
 Seconds = Annotated[float, Field(gt=0.0), AfterValidator(_waitable)]
+MiB = Annotated[int, Field(ge=1, le=2**40)]
+"""At most an exbibyte: the kernel counts bytes in 63 bits."""
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 BUILTIN_MODEL = "builtin:quickstart"
@@ -120,10 +122,11 @@ class HarnessSection(_Section):
     """Executions that one node's supervisor runs at once."""
     starts_at_once: Positive = 8
     """Boxes that one node sets up at the same time (a burst of hundreds of starts would starve what runs)."""
-    processes: Positive = 128
-    memory_mb: Positive = 4096
+    processes: Annotated[int, Field(ge=1, le=2**22)] = 128
+    """As many as Linux numbers, at most."""
+    memory_mb: MiB = 4096
     """Of one process of a box."""
-    disk_mb: Positive = 64
+    disk_mb: MiB = 64
     """Of a workspace, of one file in it, of what the program prints, and of a box's /tmp."""
     inodes: Positive = 20000
     binds: list[str] = []
@@ -155,7 +158,7 @@ class RolloutSection(_Section):
     engine: Literal["torch", "vllm"] = "torch"
     handover: Literal["recompute", "nixl"] = "recompute"
     """How the KV of conversations gets to another engine when a cell leaves rollout."""
-    engines_per_cell: Positive = 1
+    engines_per_cell: Annotated[int, Field(ge=1, le=65536)] = 1
     """Inference engines of one cell, spread over its ranks."""
     capacity: Annotated[int, Field(ge=0)] = 64
     """Executions that one engine can hold at once; 0: what the engine says itself."""
@@ -224,7 +227,7 @@ class CellsSection(_Section):
 
     count: Positive = 3
     nodes_per_cell: Positive = 1
-    ranks_per_node: Positive = 1
+    ranks_per_node: Annotated[int, Field(ge=1, le=4096)] = 1
     standalone: Annotated[int, Field(ge=0)] = 0
     """Nodes beside the cells that only roll out."""
     leftover: bool = True
@@ -269,6 +272,9 @@ class TrainingSection(_Section):
     tensor_parallel: Positive = 1
     pipeline_parallel: Positive = 1
     tokens_per_microstep: Positive = 4096
+    activation_checkpointing: Literal["auto", "offload"] | bool = "auto"
+    """Which decoder layers are computed again in the backward: true all, false none, auto those whose activations don't fit;
+    offload: all, and their inputs wait in the host's memory (training/activations.py)."""
     threads: Positive = 1
     deepspeed: dict[str, Any] = {}
     """Merged over the DeepSpeed configuration that we write."""

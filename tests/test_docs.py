@@ -276,7 +276,8 @@ def test_every_key_stands_there_with_its_default_and_its_bounds() -> None:
         assert type(written) is type(defaults[part][name]), key
         field = Config.model_fields[part].annotation.model_fields[name]  # type: ignore[union-attr]
         for bound in _bounds(field.annotation, field.metadata):
-            assert re.search(rf"(?<![\d.]){bound:g}(?![\d.])", allowed), f"{key}: {bound:g} is not in {allowed!r}"
+            told = f"{bound}" if isinstance(bound, int) else f"{bound:g}"
+            assert re.search(rf"(?<![\d.]){told}(?![\d.])", allowed), f"{key}: {told} is not in {allowed!r}"
         for choice in _choices(field.annotation):
             assert f"`{choice}`" in allowed, f"{key}: {choice}"
         assert meaning or part == "slurm" or key == "training.weight_decay", f"{key} is not explained"

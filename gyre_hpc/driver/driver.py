@@ -4,7 +4,7 @@ Invariants:
 - one driver per run directory (runlock);
 - the exit code of a stop or a death is 75, because everything a process acknowledged is durable and the same command continues;
 - a run that has all its steps is done at once.
-Order: lock, disk, placement, attempt (attempt.py), and back into Slurm's queue when its time was up.
+Order: lock, disk, this node, placement, attempt (attempt.py), and back into Slurm's queue when its time was up.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gyre_hpc.driver.attempt import Attempt, Watcher, World
 from gyre_hpc.driver.history import is_finished
 from gyre_hpc.driver.launcher import Launcher, make_launcher
 from gyre_hpc.driver.lines import say
+from gyre_hpc.driver.preflight import check_node
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.driver.runlock import RunLock
 from gyre_hpc.driver.signals import Signals
@@ -49,6 +50,7 @@ def drive(
             return ExitCode.DONE
         disk.check_start(paths.root, config.run.min_free_mb)
         allocation = allocation or find_allocation()
+        check_node(config, allocation.nodes)
         world = World(
             allocation,
             placement(allocation, config),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import py_compile
+import resource
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from gyre_hpc import harness
 from gyre_hpc.config import HarnessSection
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.executions import sandbox
+from gyre_hpc.executions.bounds import within
 from gyre_hpc.executions.kinds import INSTRUCTION, KINDS, Kind, Launch, Told
 from gyre_hpc.executions.program import HARNESS, SOCKET, Start, binds, check_binds
 
@@ -113,7 +115,7 @@ class Foreign:
             base,
             reserving=True,
             processes=max(base.processes, _PROCESSES),
-            files=max(base.files, _FILES),
+            files=within(max(base.files, _FILES), resource.RLIMIT_NOFILE),
             scratch=max(base.scratch, _SCRATCH),
             file=max(base.file, _FILE),
         )

@@ -15,11 +15,13 @@ from pathlib import Path
 from gyre_hpc import harness
 from gyre_hpc.config import Config, HarnessSection
 from gyre_hpc.errors import ConfigError, GyreError
-from gyre_hpc.executions import sandbox
+from gyre_hpc.executions import sandbox, scoring
 from gyre_hpc.executions.foreign import Foreign
 from gyre_hpc.executions.program import HARNESS, SOCKET, Program, Start, binds, check_binds
 
 _MODULES = ("main", "wire", "tools", "texts")
+_TRIAL = "import json, _socket, subprocess; subprocess.run(['/bin/sh', '-c', 'true | true'], check=True)"
+"""What an agent does at the least: it comes up, and a tool of it is a shell with two programs."""
 
 
 def build(folder: Path, config: Config, run: Path | None = None) -> Program:
@@ -55,21 +57,33 @@ class Bundled:
         return Bundled(folder, settings)
 
     async def check(self, scratch: Path) -> str:
-        """Whether the interpreter comes up in a box at all. Raises GyreError with what it said, ConfigError for an absent bind."""
+        """Whether it comes up in a box as configured. Raises GyreError with what it said, ConfigError for an absent bind, and for limits
+        that leave no room."""
         check_binds(self.settings)
-        box = sandbox.Box(scratch, overlay=sandbox.detect().overlay, mounts=binds(self.settings))
+        said = await self._tried(scratch, scoring.limits_of(self.settings))
+        if not said:
+            return "bundled"
+        if not await self._tried(scratch, sandbox.Limits()):
+            s = self.settings
+            raise ConfigError(
+                f"harness.processes = {s.processes}, harness.memory_mb = {s.memory_mb}, harness.disk_mb = {s.disk_mb}: "
+                f"nothing starts in such a box on this node: {said}",
+                f"more of what lacks; the defaults do: {_defaults()}",
+            )
+        raise GyreError(
+            f"{sandbox.interpreter()} does not start in a box: {said}",
+            "name the folders that it needs (libraries of a module system, say) in harness.binds",
+        )
+
+    async def _tried(self, scratch: Path, limits: sandbox.Limits) -> str:
+        """Empty, or what was said instead of starting."""
+        box = sandbox.Box(scratch, overlay=sandbox.detect().overlay, mounts=binds(self.settings), limits=limits)
         with tempfile.TemporaryFile() as output:
-            ended = await sandbox.start(
-                sandbox.detect(), box, [sandbox.interpreter(), "-I", "-S", "-c", "import json, _socket"], output
-            ).wait(60.0)
+            argv = [sandbox.interpreter(), "-I", "-S", "-c", _TRIAL]
+            ended = await sandbox.start(sandbox.detect(), box, argv, output).wait(60.0)
             output.seek(0)
             said = " ".join(output.read().decode(errors="replace").split())[-300:]
-        if ended.code != 0:
-            raise GyreError(
-                f"{sandbox.interpreter()} does not start in a box: {said or ended}",
-                "name the folders that it needs (libraries of a module system, say) in harness.binds",
-            )
-        return "bundled"
+        return "" if ended.code == 0 else said or str(ended)
 
     def start(self, socket: Path, secret: str, seed: int, model: str, instruction: str) -> Start:
         """See Program."""
@@ -107,3 +121,8 @@ class Bundled:
     def mounts(self, socket: Path) -> tuple[sandbox.Mount, ...]:
         """What it sees besides the system and its workspace. A socket can be connected to through a read-only mount."""
         return (*binds(self.settings), sandbox.Mount(self.folder, HARNESS), sandbox.Mount(socket, SOCKET))
+
+
+def _defaults() -> str:
+    """The limits of a box that a configuration has by itself."""
+    return ", ".join(f"{name} {HarnessSection.model_fields[name].default}" for name in ("processes", "memory_mb", "disk_mb"))

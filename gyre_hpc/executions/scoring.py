@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import stat
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ from typing import Protocol
 from gyre_hpc.config import Config, HarnessSection
 from gyre_hpc.errors import GyreError
 from gyre_hpc.executions import sandbox
+from gyre_hpc.executions.bounds import within
 from gyre_hpc.executions.workspace import Caps, Folder, copy, remove, usage
 
 LOGS = "/logs/verifier"
@@ -60,9 +62,9 @@ class Unusable(Exception):
 
 def limits_of(harness: HarnessSection) -> sandbox.Limits:
     """The configured limits of a box, the agent's and the verifier's alike. A process has as much CPU as all cores give in the time of an
-    execution: what ends long ones is the clock."""
+    execution, or as the node's own limit leaves it: what ends long ones is the clock."""
     size = harness.disk_mb << 20
-    cpu = max(sandbox.Limits.cpu, math.ceil(harness.overall_timeout) * (os.cpu_count() or 1))
+    cpu = within(max(sandbox.Limits.cpu, math.ceil(harness.overall_timeout) * (os.cpu_count() or 1)), resource.RLIMIT_CPU)
     return sandbox.Limits(harness.processes, harness.memory_mb << 20, file=size, cpu=cpu, scratch=size, shared=size)
 
 

@@ -40,6 +40,14 @@ async def test_an_interpreter_that_does_not_start_is_named(tmp_path: Path, monke
         await program.check(tmp_path)
 
 
+@pytest.mark.parametrize("limits", [{"memory_mb": 1}, {"processes": 2}])
+async def test_limits_that_leave_no_room_are_a_mistake_in_the_configuration(tmp_path: Path, limits: dict[str, int]) -> None:
+    program = Bundled.build(tmp_path, HarnessSection(**limits))
+    ((key, value),) = limits.items()
+    with pytest.raises(ConfigError, match=rf"harness\.{key} = {value}\b.*nothing starts in such a box.*the defaults do: processes 128, "):
+        await program.check(tmp_path)
+
+
 async def test_a_bind_that_is_not_there_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
     program = Bundled.build(tmp_path, HarnessSection(binds=["/usr", "/opt/no such folder"]))
     with pytest.raises(ConfigError, match=r"harness\.binds has /opt/no such folder"):
