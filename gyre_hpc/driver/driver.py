@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
+
 from gyre_hpc import layout
 from gyre_hpc.config import Config
 from gyre_hpc.driver import disk, requeue, rundir
@@ -20,7 +22,7 @@ from gyre_hpc.driver.attempt import Attempt, Watcher, World
 from gyre_hpc.driver.history import is_finished
 from gyre_hpc.driver.launcher import Launcher, make_launcher
 from gyre_hpc.driver.lines import say
-from gyre_hpc.driver.preflight import check_node
+from gyre_hpc.driver.preflight import check_node, loose
 from gyre_hpc.driver.programs import Programs
 from gyre_hpc.driver.runlock import RunLock
 from gyre_hpc.driver.signals import Signals
@@ -66,7 +68,7 @@ def drive(
 def placement(allocation: Allocation, config: Config) -> Placement:
     """Who goes where, by the network where Slurm knows it; says what is wasted or crowded. Raises ConfigError for what can't be."""
     local = allocation.job is None
-    lines = layout.waste(config)
+    lines = [*layout.waste(config), *loose(config, psutil.virtual_memory().total >> 20)]
     crowded = layout.crowd(config, len(os.sched_getaffinity(0))) if local else None
     for line in [*lines, crowded]:
         if line is not None:

@@ -32,6 +32,18 @@ def check_node(config: Config, nodes: Sequence[str]) -> None:
     check_threads(config, len(os.sched_getaffinity(0)))
 
 
+def loose(config: Config, memory: int) -> list[str]:
+    """Lines about limits of a box that bound nothing on a node with so many MiB of memory; for a person to read."""
+    return [
+        f"harness.{key} = {value} is more than the {memory} MiB of this node: {what} may take all of it, and what runs beside it is ended"
+        for key, value, what in (
+            ("memory_mb", config.harness.memory_mb, "one process of a box"),
+            ("disk_mb", config.harness.disk_mb, "/tmp of a box, which is memory,"),
+        )
+        if value > memory
+    ]
+
+
 def check_address(config: Config, nodes: Sequence[str]) -> None:
     """Whether the name under which the others reach the gateway is one of this node: `gateway.host`, on several nodes the host's own."""
     if len(nodes) > 1:

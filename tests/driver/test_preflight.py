@@ -72,6 +72,14 @@ def test_threads_are_bound_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None
         preflight.check_threads(check({"training": {"threads": 65}}, "test"), 2)
 
 
+def test_limits_above_the_nodes_memory_are_said() -> None:
+    config = check({"harness": {"memory_mb": 4096, "disk_mb": 5000}}, "test")
+    assert preflight.loose(config, 8192) == []
+    memory, scratch = preflight.loose(config, 2048)
+    assert memory.startswith("harness.memory_mb = 4096 is more than the 2048 MiB of this node: one process")
+    assert scratch.startswith("harness.disk_mb = 5000 is more than")
+
+
 def test_nothing_is_started_with_a_mistake_in_it(tmp_path: Path, resolver: dict[str, str]) -> None:
     gateway = {"host": "nowhere.cluster"}
     run = prepare(check({"run": {"dir": str(tmp_path / "run"), "name": "t", "min_free_mb": 1}, "gateway": gateway}, "test"))
