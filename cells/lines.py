@@ -77,6 +77,11 @@ class Lines:
         self.progress()
         return self._questions.popleft() if self._questions else None
 
+    def ahead(self) -> list[dict[str, Any]]:
+        """What the questions say that have come and that nobody has taken yet; looks at once."""
+        self.progress()
+        return [question.message for question in self._questions]
+
     def answer(self, number: int, report: dict[str, Any]) -> None:
         self._send(self.root, _ANSWER, {"number": number, "message": report})
 

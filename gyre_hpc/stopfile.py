@@ -58,6 +58,10 @@ class StopFile:
         """Whether a stop was asked for."""
         return self._path.exists()
 
+    def soon(self) -> bool:
+        """Whether one was, or will be: a process has passed SIGTERM on, and others may have died of it."""
+        return self.asked() or wished(self._path.parent)
+
     def left(self) -> float:
         """Seconds until everything is ended, 0 or less where that moment has come; infinite while nobody has asked."""
         try:

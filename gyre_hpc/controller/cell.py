@@ -3,14 +3,17 @@
 Ordering key: announcements, in epoch order. Between two announcements a training rank claims micro-steps and works on them.
 Invariants: the leader relays what it hears to its cell's other ranks and acknowledges when all have; a micro-step is claimed by a
 leader and its rows are split over the cell's ranks by slot; while it computes a thread of it
-goes on hearing and passing on (cells/pump.py). Some ranks own no engine of the cell (gyre_hpc/layout.py).
+goes on hearing and passing on (cells/pump.py); one that hears that the attempt stops gives its micro-step up, and takes no other.
+Some ranks own no engine of the cell (gyre_hpc/layout.py).
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ from gyre_hpc import canary
 from gyre_hpc.checkpoint import Checkpoint
 from gyre_hpc.config import Config
 from gyre_hpc.controller.hearing import Hearing
+from gyre_hpc.controller.keeper import Stopping
 from gyre_hpc.controller.learner import Learner
 from gyre_hpc.controller.messages import (
     Close,
@@ -46,9 +50,11 @@ from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.serving import Serving
 from gyre_hpc.layout import training_cells
 from gyre_hpc.paths import RunPaths
+from gyre_hpc.training.settings import sharded
 
 if TYPE_CHECKING:
     from gyre_hpc.engines.bank import EngineBank
+    from gyre_hpc.training.interrupt import Interrupt
 
 logger = logging.getLogger(__name__)
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.02
@@ -89,7 +95,10 @@ class CellRank:
         self._learner = Learner(config, paths, self.place, ranks, watch)
         self._hearing = Hearing(self._upper, self._is_settled)
         self._pump = Pump(self._turn)
-        self._serving = Serving(config, self.place.cell, engines, self._base_canary)
+        self._serving = Serving(config, self.place.cell, engines, folder)
+        self._interrupt: Interrupt | None = None
+        """Of the micro-step in hand, where one can be given up."""
+        self._gave_up = False
         self._nap = _SHORTEST_NAP
 
     # -- the loop -----------------------------------------------------------------------------------------------------------------
@@ -132,6 +141,13 @@ class CellRank:
         self._hearing.listen()
         self._inner.progress()
         self._learner.progress()
+        if self._interrupt is not None and self._must_stop():
+            self._interrupt.set()
+
+    def _must_stop(self) -> bool:
+        """Whether what comes next is the end: nobody asks for a save before it but to stop, or for more of the step that is open."""
+        asked = self._lines.ahead() if self.place.is_leader else ()
+        return self._hearing.ahead((Save, Stop)) or any(isinstance(decode(message), Save) for message in asked)
 
     def _is_settled(self, message: Message) -> bool:
         """Who else is in training is for the close to say."""
@@ -233,13 +249,13 @@ class CellRank:
                     self._learner.offload()
                 case _:
                     self._serving.rule(message)
-        except DeadlineExceeded as late:
-            return {"failed": str(late)}
+        except (DeadlineExceeded, Stopping) as why:
+            return {"failed": str(why)}
         return self._serving.addresses()
 
     def _work_once(self, upto: int | None = None) -> bool:
         """Leader: claim one micro-step, share it with the cell's other ranks and do my rows. False when none is left."""
-        if not self._learner.trains or not self.place.is_leader:
+        if not self._learner.trains or not self.place.is_leader or self._gave_up:
             return False
         item = self._claims.claim(self._learner.known if upto is None else upto)
         if item is None:
@@ -252,12 +268,33 @@ class CellRank:
 
     def _do(self, item: int) -> None:
         """My rows of a micro-step."""
-        with self._pump.working():
+        with self._giving_up(), self._pump.working():
             self._learner.do(item)
         self._learner.progress()
 
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """The body computes, for as long as nobody waits for this rank to stop. Ranks that share a model can't leave each other."""
+        if sharded(self.config):
+            yield
+            return
+        from gyre_hpc.training.interrupt import Interrupt, Interrupted
+
+        began = time.monotonic()
+        self._interrupt = Interrupt()
+        try:
+            with self._interrupt.armed(self._learner.actor.model):
+                yield
+        except Interrupted:
+            self._gave_up = True
+            logger.info("the attempt stops: a micro-step is given up after %.1f s", time.monotonic() - began)
+        finally:
+            self._interrupt = None
+
     def _finish_items(self, message: Close) -> None:
         """Everything of the step that nobody has claimed yet. Before the cell's other ranks hear of the close."""
+        if self._gave_up:
+            raise RuntimeError(f"step {message.step} is to be closed, but one of its micro-steps was given up")
         while self._work_once(message.items):
             pass
 

@@ -57,9 +57,9 @@ from gyre_hpc.controller.schedule import schedule_of
 from gyre_hpc.controller.showing import Showing
 from gyre_hpc.controller.stepend import closing, trained
 from gyre_hpc.controller.stepwork import Counter, StepWork
-from gyre_hpc.controller.stopping import Saves, save_at_stop
+from gyre_hpc.controller.stopping import Newest, Saves, beside, save_at_stop
 from gyre_hpc.controller.transfers import Order, Transfers, tell
-from gyre_hpc.errors import ExitCode, Resumable
+from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.paths import RunPaths
@@ -109,6 +109,9 @@ class Controller:
         self._decisions: deque[Decision] = deque()
         self._activity: Activity | None = None
         self._activity_name = ""
+        self._closing = False
+        """Whether the activity is a step's close: the cells can't be got out of it."""
+        self._given_up = False
         self._step_started = time.monotonic()
         self._progress_at = time.monotonic()
         self._changes = Changes(client)
@@ -137,19 +140,16 @@ class Controller:
             self._take_notes()
             busy |= self._advance_activity()
             # before the next activity begins: on a busy run one follows the other at once
-            if self._activity is None and self._stop_file.asked():
+            if not (self._activity and self._closing) and self._stop_file.asked():
                 self._stopping = True
                 break
-            busy |= self._carry_out()
+            busy |= not self._given_up and self._carry_out()
             self._showing.show(self.policy, len(self._standalone), self._activity_name)
             self._check_idle()
             if not busy:
                 time.sleep(_POLL if self._activity is None else _SOON)
         if self._stopping:
-            # before the gateway is asked for anything: a SIGTERM to all processes has ended it, and the time with waiting for it. A close
-            # may be decided and not begun
-            state = self._state(self.policy.snapshot(given_up=True))
-            self._drain(save_at_stop(self.asking, self.events, self._saves, self.policy.step, self._told, state, self._stop_file.left()))
+            self._drain(self._save_beside())
         # the driver waits for all of deadlines.stop, and the ranks want some of it
         patience = min(self.config.deadlines.transfer, self.config.deadlines.stop / 2, max(0.1, self._stop_file.left() / 2))
         self._drain(hold_calls(self.asking, self.client, self._serving(), patience))
@@ -160,6 +160,19 @@ class Controller:
         for drain, name in ((self.channel.drain, "the end of the channel"), (self.asking.lines.drain, "the end of the lines")):
             wait(drain, name, self.config.deadlines.step, logger.warning)
         return ExitCode.RESUMABLE if self._stopping else ExitCode.DONE
+
+    def _save_beside(self) -> Generator[None, None, None]:
+        """The newest step, while what is in hand is ended. A close may be decided and not begun: its step is not done."""
+        state = self._state(self.policy.snapshot(given_up=True))
+        newest, left = Newest(self.policy.step, self._told, state), self._stop_file.left
+        busy = self._activity_name or ("its present micro-step" if self._state_of(0) is CellState.TRAINING else "")
+        save = save_at_stop(self.asking, self.events, self._saves, newest, left(), busy)
+        return beside(save, self._told_to_policy(self._activity) if self._activity else None, self._activity_name, left)
+
+    def _told_to_policy(self, activity: Activity) -> Generator[None, None, None]:
+        """To its end: where the cells are decides whose routes are closed. Nothing new begins."""
+        for event in (yield from activity):
+            self.policy.on(event)
 
     def _drain(self, activity: Generator[None, None, T], stoppable: bool = False) -> T:
         """Run one generator to its end; `stoppable`: a stop that is asked for meanwhile need not wait for it."""
@@ -185,6 +198,12 @@ class Controller:
             for event in stop.value:
                 self._decisions.extend(self.policy.on(event))
             return True
+        except GyreError as error:
+            if self._closing or not self._stop_file.soon():
+                raise
+            logger.warning("%s is given up, the attempt is to stop: %s", self._activity_name, error.line)
+            self._activity, self._activity_name, self._given_up = None, "", True
+            return True
 
     def _carry_out(self) -> bool:
         """Decisions in order. Those that take time become the activity; the next such one waits behind it."""
@@ -207,15 +226,15 @@ class Controller:
                 case Transfer():
                     self._begin(self._transfer(decision), f"transfer of cell {decision.cell} to {decision.to.value}")
                 case CloseStep():
-                    self._begin(self._close(decision.step), f"step {decision.step}")
+                    self._begin(self._close(decision.step), f"step {decision.step}", closing=True)
                 case Publish():
                     self._begin(self._publish(decision.version), f"publication of version {decision.version}")
                 case Finish():
                     self._finished = True
         return busy
 
-    def _begin(self, activity: Activity, name: str) -> None:
-        self._activity, self._activity_name = activity, name
+    def _begin(self, activity: Activity, name: str, closing: bool = False) -> None:
+        self._activity, self._activity_name, self._closing = activity, name, closing
 
     # -- waiting ------------------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ class Hearing:
                 continue
             self._waiting.append(Heard(announcement.epoch, message, announcement.message, announcement.agree))
 
+    def ahead(self, kinds: type[Message] | tuple[type[Message], ...]) -> bool:
+        """Whether such a message has come that nobody has taken yet."""
+        return any(isinstance(heard.message, kinds) for heard in tuple(self._waiting))
+
     def take(self) -> Heard | None:
         """The next that is to be followed, if there is one; the one before has been."""
         self._following = False

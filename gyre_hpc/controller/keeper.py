@@ -5,14 +5,17 @@ only the version that was asked for, and has the same specification; all that ar
 serves a version whose canary (gyre_hpc/canary.py) it does not repeat: it loads once more, then GyreError ends the attempt, because another
 process would hardly do better.
 Each engine is started again `restarts` times in an attempt; then Resumable ends the attempt, and the same command begins anew.
+Once a stop is near none is started: the signal that asks for it may be what they died of, and whoever waits for them saves nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from concurrent.futures import Future, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,17 +26,30 @@ from gyre_hpc.engines.protocol import EngineFault, EngineServer, NotReceived
 from gyre_hpc.errors import GyreError, Resumable
 
 logger = logging.getLogger(__name__)
+_LOOK = 0.2
+"""Seconds between two looks, while engines start, whether the attempt is to stop."""
+
+
+class Stopping(Resumable):
+    """Engines that died are not started any more."""
 
 
 class Keeper:
     """`start_deadline`: seconds for an engine to come up again; `canary` of (weights, version), to be repeated within `tolerance` nats, or
-    what the canary allows."""
+    what the canary allows; `stopping`: whether the attempt is to stop."""
 
     def __init__(
-        self, bank: EngineBank, cell: int, restarts: int, start_deadline: float, canary: Callable[[Path, int], Canary], tolerance: float
+        self,
+        bank: EngineBank,
+        cell: int,
+        restarts: int,
+        start_deadline: float,
+        canary: Callable[[Path, int], Canary],
+        tolerance: float,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._bank, self._cell, self._restarts, self._start_deadline = bank, cell, restarts, start_deadline
-        self._canary, self._tolerance = canary, tolerance
+        self._canary, self._tolerance, self._stopping = canary, tolerance, stopping
         self._released = False
         self._known: set[int] = set()
         """Pids whose end is known."""
@@ -135,7 +151,7 @@ class Keeper:
         self._do(lambda server: server.pause(deadline))
 
     def revive(self, model: Path, version: int) -> list[int]:
-        """Start the dead ones with these weights, all at once; which they were. Raises Resumable, GyreError."""
+        """Start the dead ones with these weights, all at once; which they were. Raises Stopping, Resumable, GyreError."""
         started: set[int] = set()
         while dead := self._bank.dead():
             self._start(dead, model, version)
@@ -145,6 +161,8 @@ class Keeper:
 
     def _start(self, dead: list[int], model: Path, version: int) -> None:
         self._note(dead)
+        if self._stopping():
+            raise self._no_more(dead)
         for number in dead:
             if self._counts[number] >= self._restarts:
                 raise Resumable(
@@ -153,9 +171,30 @@ class Keeper:
                 )
             self._counts[number] += 1
         began = time.monotonic()
-        for number, fault in self._bank.restart(dead, model, version, self._start_deadline).items():
+        for number, fault in self._restart(dead, model, version).items():
+            if self._stopping():
+                raise self._no_more(dead)
             raise Resumable(f"engine {number} of cell {self._cell} did not start again: {fault}", "the same command resumes") from fault
         logger.warning("engines %s of cell %d started again in %.1f s", dead, self._cell, time.monotonic() - began)
+
+    def _restart(self, dead: list[int], model: Path, version: int) -> dict[int, EngineFault]:
+        """In a thread that is left behind where the attempt is to stop meanwhile."""
+        done: Future[dict[int, EngineFault]] = Future()
+
+        def start() -> None:
+            try:
+                done.set_result(self._bank.restart(dead, model, version, self._start_deadline))
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=start, name="restart", daemon=True).start()
+        while not wait([done], _LOOK).done:
+            if self._stopping():
+                raise self._no_more(dead)
+        return done.result()
+
+    def _no_more(self, dead: list[int]) -> Stopping:
+        return Stopping(f"engines {dead} of cell {self._cell} are not started again: the attempt is to stop", "the same command resumes")
 
     def stop(self) -> None:
         self._bank.stop()

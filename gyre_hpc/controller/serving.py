@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from cells.waiting import wait
 from gyre_hpc import canary
 from gyre_hpc.config import Config
-from gyre_hpc.controller.keeper import Keeper
+from gyre_hpc.controller.keeper import Keeper, Stopping
 from gyre_hpc.controller.messages import Command, Update
+from gyre_hpc.stopfile import StopFile
 
 if TYPE_CHECKING:
     from gyre_hpc.engines.bank import EngineBank
@@ -25,10 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 class Serving:
-    """Engines of one rank; `starting`: those under way, None for a rank without; `base_canary`: where the canary of version 0 comes."""
+    """Engines of one rank; `starting`: those under way, None for a rank without; `folder`: the attempt's own."""
 
-    def __init__(self, config: Config, cell: int, starting: Future[EngineBank] | None, base_canary: Path) -> None:
-        self.config, self._cell, self._starting, self._base_canary = config, cell, starting, base_canary
+    def __init__(self, config: Config, cell: int, starting: Future[EngineBank] | None, folder: Path) -> None:
+        self.config, self._cell, self._starting = config, cell, starting
+        self._base_canary = folder / canary.NAME
+        """That of version 0: the base model's own folder is not ours."""
+        self._stop = StopFile(folder)
         self._engines: Keeper | None = None
 
     def start(self, base_model: Path | None) -> dict[str, Any]:
@@ -39,7 +43,7 @@ class Serving:
         wait(starting.done, "the cell's engines", deadline, logger.warning)
         bank, rollout = starting.result(), self.config.rollout
         tolerance = rollout.canary if rollout.canary is not None else canary.TOLERANCES[self.config.model.dtype]
-        self._engines = Keeper(bank, self._cell, rollout.restarts, deadline, self._canary, tolerance)
+        self._engines = Keeper(bank, self._cell, rollout.restarts, deadline, self._canary, tolerance, self._stop.soon)
         if base_model is not None:
             self._engines.verify(base_model, 0, deadline)
         return {"engines": bank.report(deadline)}
@@ -59,7 +63,7 @@ class Serving:
         return {"engines": self._engines.addresses()} if self._engines is not None else {}
 
     def rule(self, message: Command) -> None:
-        """A part of a phase of this cell's transfer (controller/transfers.py). Raises DeadlineExceeded."""
+        """A part of a phase of this cell's transfer (controller/transfers.py). Raises DeadlineExceeded, Stopping."""
         engines = self._engines
         if engines is None:
             return
@@ -83,7 +87,11 @@ class Serving:
         """A publication, where this cell takes part in it."""
         if self._engines is None or self._cell not in message.cells:
             return {}
-        took = self._engines.load(self._weights(message.weights), message.version, self.config.deadlines.transfer, message.source)
+        try:
+            took = self._engines.load(self._weights(message.weights), message.version, self.config.deadlines.transfer, message.source)
+        except Stopping as stopping:
+            logger.warning("%s", stopping.line)
+            took = {}
         return {"engines": self._engines.addresses(), **{name: value for name, value in took.items() if name != "load"}}
 
     def _canary(self, weights: Path, version: int) -> canary.Canary:

@@ -2,17 +2,22 @@
 
 Invariants: a checkpoint at a stop is one like any other (of the last finished step; the open one is given up, its executions are on disk);
 it is tried where one and a half times what the last one took fits into the time left, or where none was ever timed: one that is cut off
-leaves nothing behind, and the older ones as they are. The log says which it was, and why.
+leaves nothing behind, and the older ones as they are. It is asked of the core's leader at once, whatever else is under way: a transfer or a
+publication may wait for an engine or a gateway that the same signal has ended (`beside`); all that it waits for is what the core itself is
+at, and a micro-step is given up for it (gyre_hpc/training/interrupt.py). The log says which it was, and why.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from gyre_hpc.controller.asking import Asking
 from gyre_hpc.controller.messages import Save
+from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.events import EventLog
 
 logger = logging.getLogger(__name__)
@@ -42,10 +47,21 @@ class Saves:
         return MARGIN * self.seconds + RESERVE <= left, f"the last took {self.seconds:.1f} s, {left:.1f} s are left"
 
 
-def save_at_stop(
-    asking: Asking, events: EventLog, saves: Saves, step: int, fields: dict[str, Any], state: dict[str, Any], left: float
-) -> Generator[None, None, None]:
-    """Write the checkpoint of `step`, whose `fields` were told, unless there is one or there is no time. Raises Resumable: it was late."""
+@dataclass(frozen=True)
+class Newest:
+    """The last step that is over. `fields`: what its end told; `state`: of the controller, for its checkpoint."""
+
+    step: int
+    fields: dict[str, Any]
+    state: dict[str, Any]
+
+
+def save_at_stop(asking: Asking, events: EventLog, saves: Saves, newest: Newest, left: float, busy: str) -> Generator[None, None, None]:
+    """Write the checkpoint of the newest step unless there is one or there is no time. `busy`: what the core may be at, or "".
+
+    Raises Resumable: it was late.
+    """
+    step = newest.step
     if step <= saves.step:
         logger.info("stop: the newest step, %d, has its checkpoint", step)
         return
@@ -53,9 +69,48 @@ def save_at_stop(
     if not fits:
         logger.warning("stop: no checkpoint of step %d (%s: deadlines.stop); the steps behind %d are done again", step, why, saves.step)
         return
-    logger.info("stop: writing a checkpoint of step %d (%s)", step, why)
-    reports = yield from asking.agree(Save(step, fields, state, left), f"the checkpoint of step {step} at the stop", left)
-    told = reports[0]["checkpoint"]
+    behind = f", once the core is through with {busy}" if busy else ""
+    logger.info("stop: writing a checkpoint of step %d (%s)%s", step, why, behind)
+    began = time.monotonic()
+    name = f"the checkpoint of step {step} at the stop{behind}"
+    report = yield from asking.ask(0, Save(step, newest.fields, newest.state, left), name, left)
+    if report is None:
+        raise Resumable(
+            f"{name} was not there within {left:.0f} s: the steps behind {saves.step} are done again",
+            "raise deadlines.stop, or lower checkpoint.every; the same command resumes",
+        )
+    told = report["checkpoint"]
     saves.took(step, told["seconds"])
     events.emit("checkpoint", step=step, **told, stop=True)
-    logger.info("stop: step %d is saved, in %.1f s", step, told["seconds"])
+    waited = max(0.0, time.monotonic() - began - told["seconds"])
+    logger.info("stop: step %d is saved, in %.1f s, after %.1f s of waiting for the core", step, told["seconds"], waited)
+
+
+def beside(
+    save: Generator[None, None, None], activity: Generator[None, None, Any] | None, name: str, left: Callable[[], float]
+) -> Generator[None, None, None]:
+    """The save to its end, and what was in hand beside it: for half of the time that the save leaves it, and what it raises is a line in
+    the log, for the attempt ends anyway. Raises what the save raises."""
+    saving, until = True, float("inf")
+    if activity is not None:
+        logger.info("stop: %s is ended beside", name)
+    while saving or activity is not None:
+        if saving:
+            try:
+                next(save)
+            except StopIteration:
+                saving, until = False, time.monotonic() + max(0.0, left() / 2)
+        if activity is not None:
+            try:
+                next(activity)
+            except StopIteration:
+                activity = None
+            except GyreError as error:
+                logger.warning("stop: %s did not end well: %s", name, error.line)
+                activity = None
+            else:
+                if time.monotonic() > until:
+                    logger.warning("stop: %s is given up, %.1f s are left", name, left())
+                    activity.close()
+                    activity = None
+        yield

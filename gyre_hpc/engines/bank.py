@@ -28,7 +28,8 @@ class EngineBank:
         self.specs = dict(specs)
         self._starter = starter
         self._servers: dict[int, EngineServer] = {}
-        self._pool = ThreadPoolExecutor(max(1, len(self.specs)), thread_name_prefix="engine")
+        self._pool = ThreadPoolExecutor(2 * max(1, len(self.specs)), thread_name_prefix="engine")
+        """Twice as many threads as engines: one that is starting does not keep the end of the others waiting."""
 
     @staticmethod
     def start(specs: Mapping[int, EngineSpec], deadline: float, starter: Starter = start_engine) -> EngineBank:
@@ -113,7 +114,7 @@ class EngineBank:
     def stop(self) -> None:
         """End every process."""
         self._all(lambda server: server.stop())
-        self._pool.shutdown()
+        self._pool.shutdown(wait=False)
 
     def _all(self, action: Callable[[EngineServer], T]) -> None:
         futures = [self._pool.submit(action, server) for server in self._servers.values()]

@@ -58,8 +58,10 @@ def other(lines: Lines) -> None:
         BESIDE.recv(source=0)
     lines.answer(last.number, {"slept": 1})
     compute_until("asked")
+    assert lines.ahead() == [{}], "one look between two micro-steps is enough"
     question = lines.poll()
-    assert question is not None, "one look between two micro-steps is enough"
+    assert question is not None
+    assert lines.ahead() == []
     lines.answer(question.number, {})
 
 

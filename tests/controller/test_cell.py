@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +10,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from cells.communicators import Communicators
+from cells.epochs import Channel
+from cells.pump import Pump
 from gyre_hpc.config import Config
 from gyre_hpc.controller import cell
 from gyre_hpc.controller.cell import CellRank
+from gyre_hpc.controller.hearing import Hearing
+from gyre_hpc.controller.messages import Close, Message, Save, Stop, Work, encode
+from gyre_hpc.controller.place import Place
 from gyre_hpc.paths import RunPaths
+from tests.controller.test_hearing import FakeChannel
 
 
 def test_what_mpi_makes_together_with_other_ranks_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +47,45 @@ def test_what_mpi_makes_together_with_other_ranks_has_a_deadline(tmp_path: Path,
     deadline = [("MPI to make the cell's channels", config.deadlines.start)]
     kinds = ["channel of the cell", "channel of the leaders", "lines of the cell", "lines of the leaders"]
     assert made == [(kind, deadline) for kind in kinds], "in the order in which all ranks make them"
+
+
+class Computing:
+    """In place of a learner in training: its micro-step goes through a model until somebody ends it."""
+
+    def __init__(self) -> None:
+        self.trains, self.known = True, 5
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([torch.nn.Identity()])
+        self.actor = self
+        self.passes = 0
+
+    def do(self, item: int) -> None:
+        end = time.monotonic() + 60.0
+        while time.monotonic() < end:
+            self.passes += 1
+            self.model.layers[0](torch.zeros(1))
+        pytest.fail("nobody ended it")
+
+    def progress(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("leads", "heard", "asked"),
+    [(True, (), [Save(1, {}, {}, 9.0)]), (True, (Stop("stopped"),), []), (False, (Save(1, {}, {}, 9.0),), [])],
+    ids=["a save is asked of the leader", "the attempt stops", "a save is relayed"],
+)
+def test_a_micro_step_is_given_up_for_the_stop_and_no_other_is_taken(leads: bool, heard: tuple[Message, ...], asked: list[Message]) -> None:
+    channel = FakeChannel(Work(0, ()), *heard)
+    rank: Any = CellRank.__new__(CellRank)
+    rank.config, rank.place = Config(), Place(0, 0 if leads else 1, 1)
+    rank._learner, rank._interrupt, rank._gave_up = Computing(), None, False
+    rank._hearing, rank._inner = Hearing(cast(Channel, channel), lambda message: False), SimpleNamespace(progress=lambda: None)
+    rank._lines = SimpleNamespace(ahead=lambda: [encode(message) for message in asked])
+    rank._pump = Pump(rank._turn, 0.001)
+    rank._claims = SimpleNamespace(claim=lambda upto: 0)
+    rank._do(0)
+    assert rank._learner.passes > 0
+    assert rank._work_once() is False
+    with pytest.raises(RuntimeError, match="one of its micro-steps was given up"):
+        rank._finish_items(Close(1, 5, 1, 1, False, False))

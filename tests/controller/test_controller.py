@@ -9,13 +9,24 @@ from typing import Any, cast
 import pytest
 
 from cells.epochs import Channel
-from cells.events import CloseStep, Event, ExecutionFinished, GroupComplete, GroupDispatched, Published, Role, StepDone, TransferDone
+from cells.events import (
+    CloseStep,
+    Event,
+    ExecutionFinished,
+    GroupComplete,
+    GroupDispatched,
+    Published,
+    Role,
+    StepDone,
+    Transfer,
+    TransferDone,
+)
 from cells.lines import Lines
 from gyre_hpc import stopfile
 from gyre_hpc.configfile import check
 from gyre_hpc.controller.controller import Controller
 from gyre_hpc.controller.stepwork import Counter
-from gyre_hpc.errors import ExitCode
+from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.gateway.client import ControlClient
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.tasks.source import TaskSource
@@ -36,7 +47,15 @@ class FakeCells:
         return len(self.told)
 
     def reports(self, epoch: int) -> list[dict[str, Any]]:
-        return [{"checkpoint": {"seconds": 1.0, "bytes": 8}}]
+        return [{}]
+
+    def ask(self, rank: int, message: dict[str, Any]) -> int:
+        assert (rank, message["kind"]) == (1, "Save"), "the core's leader"
+        self.told.append(message)
+        return 0
+
+    def answer_to(self, number: int) -> dict[str, Any]:
+        return {"checkpoint": {"seconds": 1.0, "bytes": 8}}
 
     def close_routes(self, cells: Any, deadline: float) -> None:
         self.told.append({"kind": "routes closed", "in time": 0 < deadline <= LEFT / 2})
@@ -61,8 +80,8 @@ def group(number: int, version: int) -> Iterator[Event]:
     yield GroupComplete(number, 2)
 
 
-def test_a_stop_before_a_decided_close_saves_the_step_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths, cells = RunPaths(tmp_path), FakeCells()
+def made(paths: RunPaths, cells: FakeCells) -> Controller:
+    """One with a single cell and four steps, none of which has a checkpoint before the last."""
     config = check(
         {
             "cells": {"count": 1},
@@ -74,11 +93,11 @@ def test_a_stop_before_a_decided_close_saves_the_step_that_is_done(tmp_path: Pat
         "test",
     )
     paths.runtime(1).mkdir(parents=True)
-    controller = Controller(
+    return Controller(
         config,
         paths,
         1,
-        tmp_path,
+        paths.root,
         cast(Channel, cells),
         cast(Lines, cells),
         cast(ControlClient, cells),
@@ -86,6 +105,11 @@ def test_a_stop_before_a_decided_close_saves_the_step_that_is_done(tmp_path: Pat
         None,
         cast(Counter, None),
     )
+
+
+def test_a_stop_before_a_decided_close_saves_the_step_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, cells = RunPaths(tmp_path), FakeCells()
+    controller = made(paths, cells)
     policy = controller.policy
     policy.start()
     first = [*group(0, 0), TransferDone(0, Role.TRAINING), StepDone(1), Published(1), TransferDone(0, Role.ROLLOUT)]
@@ -102,3 +126,44 @@ def test_a_stop_before_a_decided_close_saves_the_step_that_is_done(tmp_path: Pat
     assert closed["in time"]
     assert (save["step"], save["fields"]) == (1, {"step": 1})
     assert save["state"]["schedule"] == {"step": 1, "burst": 1, "skipped": 0, "consumed_below": 1, "consumed": []}, "step 2 is not done"
+
+
+def test_what_fails_once_a_stop_is_near_is_given_up_and_the_step_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM has come to all processes; the driver has not asked for the stop yet, and a transfer finds its engine dead."""
+    paths, cells = RunPaths(tmp_path), FakeCells()
+    controller = made(paths, cells)
+    policy = controller.policy
+    policy.start()
+    first = [*group(0, 0), TransferDone(0, Role.TRAINING), StepDone(1), Published(1)]
+    decided = [policy.on(event) for event in first][-1]
+    controller._decisions.extend(decision for decision in decided if isinstance(decision, Transfer))
+    assert controller._decisions
+    controller._told = {"step": 1}
+    looks = 0
+
+    def transfer(decision: object) -> Iterator[None]:
+        yield
+        raise Resumable("the engine is gone", "")
+
+    def changes() -> Iterator[None]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            stopfile.wish(paths.runtime(1), "rank-00001")
+        if looks == 8:
+            assert controller._activity is None, "nothing begins any more"
+            stopfile.ask(paths.runtime(1), LEFT)
+        return iter(())
+
+    monkeypatch.setattr(controller, "_transfer", transfer)
+    monkeypatch.setattr(controller, "_start", lambda: iter(()))
+    monkeypatch.setattr(controller._changes, "follow", lambda after: None)
+    monkeypatch.setattr(controller._changes, "take", changes)
+
+    assert controller.run() is ExitCode.RESUMABLE
+    assert [told["kind"] for told in cells.told] == ["Save", "routes closed", "Stop"]
+    stopfile.withdraw(paths.runtime(1))
+    controller._activity = transfer(None)  # type: ignore[assignment]
+    assert not controller._advance_activity()
+    with pytest.raises(Resumable, match="the engine is gone"):
+        controller._advance_activity()

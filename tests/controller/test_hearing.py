@@ -53,5 +53,16 @@ def test_what_is_settled_waits_while_something_is_followed() -> None:
     assert heard.message == Prefix(2)
 
 
+def test_what_is_ahead_is_seen_before_its_turn_comes() -> None:
+    channel = FakeChannel(Work(0, ()), Export(1, ""))
+    hearing = Hearing(cast(Channel, channel), lambda message: False)
+    assert not hearing.ahead(Export)
+    hearing.listen()
+    assert hearing.ahead((Prefix, Export))
+    assert not hearing.ahead(Prefix)
+    assert len([*iter(hearing.take, None)]) == 2, "and is still there"
+    assert not hearing.ahead(Export)
+
+
 def test_ranks_that_compute_hear_and_acknowledge_what_is_settled(tmp_path: Path) -> None:
     check_ranks("../controller/mpi_hearing.py", 7, str(tmp_path))

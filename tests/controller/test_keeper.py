@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gyre_hpc.canary import Canary
-from gyre_hpc.controller.keeper import Keeper
+from gyre_hpc.controller.keeper import Keeper, Stopping
 from gyre_hpc.engines.bank import EngineBank
 from gyre_hpc.engines.protocol import EngineAddress, EngineFault, EngineSpec, Holding, NotReceived
 from gyre_hpc.errors import GyreError, Resumable
@@ -85,10 +85,10 @@ class FakeServer:
         self.lives = False
 
 
-def kept(engines: int = 2, restarts: int = 1) -> tuple[Keeper, EngineBank]:
+def kept(engines: int = 2, restarts: int = 1, stopping: Callable[[], bool] = lambda: False) -> tuple[Keeper, EngineBank]:
     spec = EngineSpec("torch", OLD, 0, 4, 64, Path("engine.log"))
     bank = EngineBank.start(dict.fromkeys(range(engines), spec), 1.0, FakeServer)  # type: ignore[arg-type]
-    return Keeper(bank, 3, restarts, 1.0, lambda _, version: Canary(version, (1, 2, 3), (-1.0, -1.0)), 0.05), bank
+    return Keeper(bank, 3, restarts, 1.0, lambda _, version: Canary(version, (1, 2, 3), (-1.0, -1.0)), 0.05, stopping), bank
 
 
 def server(bank: EngineBank, number: int) -> FakeServer:
@@ -249,3 +249,44 @@ def test_all_that_died_are_started_at_once() -> None:
     server(bank, 0).lives = server(bank, 2).lives = False
     assert keeper.revive(NEW, 2) == [0, 2]
     assert bank.dead() == []
+
+
+def test_once_a_stop_is_near_the_dead_stay_dead_and_nobody_waits_for_those_that_start() -> None:
+    near, starting, go_on = False, threading.Event(), threading.Event()
+
+    class Slow(FakeServer):
+        def __init__(self, spec: EngineSpec, deadline: float) -> None:
+            nonlocal near
+            near = True
+            starting.set()
+            assert go_on.wait(60.0)
+            super().__init__(spec, deadline)
+
+    keeper, bank = kept(1, 9, lambda: near)
+    bank._starter = Slow  # type: ignore[assignment]
+    server(bank, 0).lives = False
+    with pytest.raises(Stopping, match=r"engines \[0\] of cell 3 are not started again: the attempt is to stop"):
+        keeper.revive(NEW, 2)
+    assert starting.is_set(), "while it was starting"
+    starting.clear()
+    with pytest.raises(Stopping):
+        keeper.load(NEW, 2, 1.0)
+    assert not starting.is_set(), "it is not even begun"
+    keeper.stop()
+    go_on.set()
+
+
+def test_one_that_the_same_signal_ended_in_its_start_is_no_failure() -> None:
+    near = False
+
+    class Killed(FakeServer):
+        def __init__(self, spec: EngineSpec, deadline: float) -> None:
+            nonlocal near
+            near = True
+            raise EngineFault("it ended with status -15")
+
+    keeper, bank = kept(1, 9, lambda: near)
+    bank._starter = Killed  # type: ignore[assignment]
+    server(bank, 0).lives = False
+    with pytest.raises(Stopping):
+        keeper.revive(NEW, 2)

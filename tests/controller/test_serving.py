@@ -12,11 +12,13 @@ from gyre_hpc import canary
 from gyre_hpc.canary import Canary
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import check
+from gyre_hpc.controller.keeper import Stopping
 from gyre_hpc.controller.messages import Command, Update
 from gyre_hpc.controller.serving import Serving
 from gyre_hpc.engines.bank import EngineBank
 from gyre_hpc.engines.protocol import EngineSpec
 from gyre_hpc.errors import GyreError
+from gyre_hpc.stopfile import wish
 from tests.controller.test_keeper import FakeServer, server
 
 CELL = 3
@@ -44,7 +46,7 @@ def started(bank: EngineBank, folder: Path, config: Config) -> Serving:
     coming: Future[EngineBank] = Future()
     coming.set_result(bank)
     Canary(0, (1, 2, 3), (-1.0, -1.0)).write(folder / canary.NAME)
-    serving = Serving(config, CELL, coming, folder / canary.NAME)
+    serving = Serving(config, CELL, coming, folder)
     assert set(serving.start(Path("base"))["engines"]) == {"0", "1"}
     return serving
 
@@ -77,6 +79,16 @@ def test_a_publication_is_taken_by_the_cells_that_it_names(bank: EngineBank, tmp
     assert server(bank, 1).weights == (weights, 1)
     assert {"engines", "verify"} <= set(report)
     assert "load" not in report, "the controller has its own clock for that"
+
+
+def test_an_engine_that_dies_once_a_stop_is_near_ends_no_publication(bank: EngineBank, tmp_path: Path) -> None:
+    serving, weights = started(bank, tmp_path, config()), version(tmp_path, 1)
+    server(bank, 0).lives = False
+    wish(tmp_path, "gateway")
+    assert set(serving.update(Update(1, str(weights), (CELL,)))) == {"engines"}
+    assert server(bank, 1).weights == (weights, 1)
+    with pytest.raises(Stopping):
+        serving.rule(Command("revive", 1, str(weights), 5.0))
 
 
 def test_a_version_that_this_node_does_not_see_in_time_is_named(bank: EngineBank, tmp_path: Path) -> None:
