@@ -14,7 +14,7 @@ from gyre_hpc import layout
 from gyre_hpc.config import Config
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.text.parsers import check_names
-from gyre_hpc.training.settings import deepspeed_settings
+from gyre_hpc.training import settings
 
 
 def cross_check(config: Config, origin: str) -> None:
@@ -104,7 +104,7 @@ def _shuffle(config: Config) -> None:
 
 
 def _deepspeed(config: Config) -> None:
-    deepspeed_settings(config)
+    settings.check(config)
 
 
 _CHECKS: tuple[Callable[[Config], None], ...] = (

@@ -1,5 +1,7 @@
-"""The DeepSpeed configuration that a run gets: ours, with `training.deepspeed` merged over it.
+"""How a cell holds the model, and the DeepSpeed configuration that a run gets: ours, with `training.deepspeed` merged over it.
 
+ZeRO stages 1 and 2 are DeepSpeed's. Stage 3 is asked for in the same place and done by torch's FSDP2 (training/sharded.py says why), so no
+other key of DeepSpeed means anything with it, and each is refused by its name.
 Invariants: every value that would silently change the objective is ours and is refused from outside (accumulation, batch sizes, clipping,
 precision, optimizer, schedule: `training.*` sets them); so is a key that DeepSpeed would ignore without a word, as it does at the top
 level. Pure; no torch, so a configuration is checked where it is read. `KNOWN` and `KNOWN_ZERO` are among what the pinned DeepSpeed reads (a
@@ -68,10 +70,37 @@ KNOWN_ZERO = frozenset(
     }
 )
 """Of ZeRO 1 and 2: the others are of stage 3, or of optimizers that we don't use."""
+SHARDED = 3
+"""The stage in which parameters and gradients are sharded over a cell's ranks as well."""
+
+
+def sharded(config: Config) -> bool:
+    """Whether a training cell's ranks hold a shard of the model each, and not the whole."""
+    zero = config.training.deepspeed.get("zero_optimization", {})
+    return isinstance(zero, dict) and zero.get("stage") == SHARDED
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for what can't be trained with."""
+    if sharded(config):
+        _require_nothing_else(config.training.deepspeed)
+    else:
+        deepspeed_settings(config)
+
+
+def _require_nothing_else(extra: dict[str, Any]) -> None:
+    """With stage 3 there is no DeepSpeed that would read them."""
+    others = [f"training.deepspeed.{key}" for key in extra if key != "zero_optimization"]
+    others += [f"training.deepspeed.zero_optimization.{key}" for key in extra["zero_optimization"] if key != "stage"]
+    if others:
+        raise ConfigError(
+            f"{others[0]} can't be set with zero_optimization.stage = {SHARDED}",
+            "remove it: torch's FSDP2 shards the model, and reads no key of DeepSpeed; or take stage 1 or 2",
+        )
 
 
 def deepspeed_settings(config: Config) -> dict[str, Any]:
-    """The dictionary for `deepspeed.initialize`. Raises ConfigError."""
+    """The dictionary for `deepspeed.initialize`, of stages 1 and 2. Raises ConfigError."""
     extra = config.training.deepspeed
     for key, remedy in _OURS.items():
         if key in extra:
@@ -96,7 +125,7 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
     merged = _merge(ours, extra)
     stage = merged["zero_optimization"].get("stage", 1)
     if stage not in (1, 2):
-        raise ConfigError(f"training.deepspeed.zero_optimization.stage = {stage!r}", "1 or 2: every core rank computes with whole weights")
+        raise ConfigError(f"training.deepspeed.zero_optimization.stage = {stage!r}", "1, 2, or 3: the model is sharded too")
     return merged
 
 

@@ -14,7 +14,7 @@ import pytest
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.training.settings import KNOWN, KNOWN_ZERO, deepspeed_settings
+from gyre_hpc.training.settings import KNOWN, KNOWN_ZERO, deepspeed_settings, sharded
 
 
 def with_deepspeed(**extra: Any) -> Config:
@@ -60,10 +60,22 @@ def test_what_we_let_through_is_what_the_installed_deepspeed_reads() -> None:
     assert [name for name in KNOWN_ZERO if not re.search(rf"^    {name}: ", zero, re.MULTILINE)] == []
 
 
-@pytest.mark.parametrize("stage", [0, 3, "x"])
+@pytest.mark.parametrize("stage", [0, 4, "x"])
 def test_other_stages_are_refused(stage: object) -> None:
     with pytest.raises(ConfigError, match="stage"):
         deepspeed_settings(with_deepspeed(zero_optimization={"stage": stage}))
+
+
+def test_stage_3_shards_the_model_and_takes_no_key_of_deepspeed() -> None:
+    assert sharded(with_deepspeed(zero_optimization={"stage": 3}))
+    assert not sharded(with_deepspeed(zero_optimization={"stage": 2}))
+    assert not sharded(with_deepspeed())
+    for extra, named in (
+        ({"zero_optimization": {"stage": 3, "overlap_comm": True}}, "zero_optimization.overlap_comm"),
+        ({"zero_optimization": {"stage": 3}, "dump_state": True}, "dump_state"),
+    ):
+        with pytest.raises(ConfigError, match=rf"training\.deepspeed\.{named} can't be set with .*stage = 3; remove it"):
+            with_deepspeed(**extra)
 
 
 def test_checking_needs_no_torch() -> None:
