@@ -43,6 +43,7 @@ FREE = (
     "rollout.threads",
     "rollout.canary",
     "training.threads",
+    "training.activation_checkpointing",
 )
 
 

@@ -33,7 +33,9 @@ from gyre_hpc.config import Config
 from gyre_hpc.durable import replace_directory
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
 from gyre_hpc.importing import uncollected
-from gyre_hpc.training.loss import Objective, Sums, batch_loss, target_logits
+from gyre_hpc.training.activations import recompute_layers
+from gyre_hpc.training.head import target_logprobs
+from gyre_hpc.training.loss import Objective, Sums, batch_loss
 from gyre_hpc.training.rows import TrainRow, stack
 
 if TYPE_CHECKING:
@@ -82,8 +84,9 @@ class Satellite:
         ids = torch.tensor([list(tokens)], device=self.device)
         at = torch.arange(1, len(tokens), device=self.device)
         with torch.no_grad():
-            distribution = torch.log_softmax(target_logits(self.model, ids, torch.zeros_like(at), at), dim=-1)
-        return [float(value) for value in distribution.gather(1, ids[0, 1:, None])[:, 0]]
+            # in two chunks: a model whose head can't be run so is found out by its first canary, not by its first long row
+            logprobs, _ = target_logprobs(self.model, ids, torch.zeros_like(at), at, chunk=max(1, len(at) // 2))
+        return [float(value) for value in logprobs]
 
     def canary(self, version: int) -> Canary:
         """Of the weights now, to be repeated by every engine that gets them."""
@@ -305,4 +308,5 @@ def _load(model_dir: Path, config: Config) -> Any:
     except (OSError, ValueError, SafetensorError, UnpicklingError) as error:
         raise ConfigError(f"model.path = {model_dir} can't be loaded: {error}", "give a Hugging Face causal-LM directory") from error
     model.requires_grad_(True)
+    recompute_layers(model, config.training.activation_checkpointing)
     return model.eval()

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gyre_hpc.training.head import target_logprobs
 from gyre_hpc.training.rows import Batch
 
 
@@ -130,42 +131,13 @@ def objective(
     }
 
 
-def target_logits(model: Any, ids: torch.Tensor, row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """float32[N, V]: the logits that predict the token at (row, position), for right-padded `ids` int64[R, L].
-
-    The head sees the hidden states before targets and no others: its output over all positions would be the largest tensor of the step.
-    Handing them to it from a hook keeps what a model does around its head (scaling, soft caps). Raises ValueError for a model that calls
-    its head in another way.
-    """
-
-    def only_targets(_head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        hidden, *rest = args
-        return (hidden[row, position - 1].unsqueeze(0), *rest)
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(only_targets)
-    try:
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
-    finally:
-        hook.remove()
-    if logits.shape[:-1] != (1, len(row)):
-        raise ValueError(f"{type(model).__name__} gave logits {tuple(logits.shape)} for {len(row)} targets")
-    return logits[0].float()
-
-
-def batch_loss(model: Any, batch: Batch, rule: Objective, device: torch.device) -> tuple[torch.Tensor, Sums]:
-    """The loss of one batch with its graph, and the sums."""
+def batch_loss(model: Any, batch: Batch, rule: Objective, device: torch.device, chunk: int | None = None) -> tuple[torch.Tensor, Sums]:
+    """The loss of one batch with its graph, and the sums. `chunk`: most targets that the head sees at once, see training/head.py."""
     ids, row, position, behaviour, weight, advantage = (
         torch.from_numpy(a).to(device) for a in (batch.ids, batch.row, batch.position, batch.behaviour, batch.weight, batch.advantage)
     )
-    logits = target_logits(model, ids, row, position)
-    if rule.temperature > 0.0:
-        logits = logits / rule.temperature
-    distribution = torch.log_softmax(logits, dim=-1)
-    logprobs = distribution.gather(1, ids[row, position].unsqueeze(1)).squeeze(1)
+    logprobs, entropy = target_logprobs(model, ids, row, position, rule.temperature, chunk)
     loss, parts = objective(logprobs, behaviour, row, weight, advantage, rule)
-    with torch.no_grad():
-        detached = distribution.detach()
-        entropy = -(detached.exp() * detached).nan_to_num().sum()
     return loss, Sums(
         loss=float(loss.detach()),
         rows=float(len(batch.weight)),

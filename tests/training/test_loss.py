@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gyre_hpc.training.loss import Objective, Sums, batch_loss, objective, target_logits
+from gyre_hpc.training.loss import Objective, Sums, batch_loss, objective
 from gyre_hpc.training.rows import TrainRow, stack
-from tests.training.conftest import VOCABULARY, make_rows
+from tests.training.conftest import make_rows
 
 RULE = Objective(temperature=0.7, token_cap=1.6, clip_low=0.9, clip_high=1.2)
 CPU = torch.device("cpu")
@@ -128,19 +128,6 @@ def test_clip_and_cap_by_hand(advantage: float, log_ratio: float, value: float, 
     assert float(loss.detach()) == pytest.approx(-value, rel=1e-5)
     assert bool(sums["clipped"] > 0) is not moves
     assert gradient.tolist() == pytest.approx([-value / 4 if moves else 0.0] * 4, rel=1e-5)
-
-
-def test_the_head_runs_on_targets_only_and_gives_what_it_gives_everywhere(model: Any) -> None:
-    (batch,) = stack(make_rows(3, 4), 10_000)
-    ids, row, position = (torch.from_numpy(a) for a in (batch.ids, batch.row, batch.position))
-    everywhere = model(input_ids=ids).logits
-    seen: list[torch.Size] = []
-    hook = model.lm_head.register_forward_hook(lambda _module, _args, out: seen.append(out.shape))
-    logits = target_logits(model, ids, row, position)
-    hook.remove()
-    assert seen == [(1, len(row), VOCABULARY)]
-    assert torch.equal(logits, everywhere[row, position - 1].float())
-    assert model(input_ids=ids).logits.shape == everywhere.shape
 
 
 def test_padding_is_never_seen(model: Any) -> None:

@@ -1,0 +1,185 @@
+"""Layers that are computed again give the same bits, as many of them as the budget leaves, and keep their inputs only."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from gyre_hpc.training import activations
+from gyre_hpc.training.activations import Mode, decoder_layers, recompute_layers, share_of_free
+from gyre_hpc.training.loss import Objective, batch_loss
+from gyre_hpc.training.rows import Batch, stack
+from tests.training.conftest import make_rows
+from tests.training.test_head import SMALL
+
+RULE = Objective(temperature=1.0, token_cap=5.0, clip_low=0.5, clip_high=2.0)
+CPU = torch.device("cpu")
+LAYERS = 4
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "gemma2": {"sliding_window": 8},
+    "bloom": {"hidden_dropout": 0.5, "attention_dropout": 0.5},  # its layers ask whether they are in training by themselves
+}
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    (batch,) = stack(make_rows(4, 4), 10_000)
+    return batch
+
+
+def make(kind: str = "qwen3") -> Any:
+    torch.manual_seed(0)
+    shape = {**SMALL, "num_hidden_layers": LAYERS, **KINDS[kind]}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape)).eval()
+
+
+def gradients(model: Any, batch: Batch) -> list[torch.Tensor]:
+    loss, _ = batch_loss(model, batch, RULE, CPU)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def kept_bytes(model: Any, batch: Batch) -> int:
+    """What autograd keeps of a forward beside the weights, by its own account."""
+    seen = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        seen.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss, _ = batch_loss(model, batch, RULE, CPU)
+    del loss
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize("mode", [True, "auto"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_the_same_bits(kind: str, mode: Mode, batch: Batch) -> None:
+    model = make(kind)
+    expected, names = gradients(model, batch), list(model.state_dict())
+    assert recompute_layers(model, mode, lambda _device: 500_000) == LAYERS
+    got = gradients(model, batch)
+    assert all(torch.equal(e, g) for e, g in zip(expected, got, strict=True))
+    assert list(model.state_dict()) == names
+
+
+def runs(model: Any, batch: Batch) -> list[int]:
+    """How often each layer's attention ran in a forward and its backward."""
+    counts = [0] * LAYERS
+
+    def counter(index: int) -> Any:
+        def ran(*_: Any) -> None:
+            counts[index] += 1
+
+        return ran
+
+    hooks = [layer.self_attn.register_forward_hook(counter(i)) for i, layer in enumerate(decoder_layers(model))]
+    gradients(model, batch)
+    for hook in hooks:
+        hook.remove()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("mode", "layers_that_fit", "expected"),
+    [
+        (False, 0, [1, 1, 1, 1]),
+        (True, 9, [2, 2, 2, 2]),
+        ("offload", 9, [2, 2, 2, 2]),
+        ("auto", 0, [2, 2, 2, 2]),
+        ("auto", 1.5, [1, 1, 2, 2]),  # that a layer was too much is known when it is there
+        ("auto", 9, [1, 1, 1, 1]),
+    ],
+)
+def test_as_many_layers_as_fit_keep_what_they_computed(mode: Mode, layers_that_fit: float, expected: list[int], batch: Batch) -> None:
+    model = make()
+    budget = layers_that_fit * (kept_bytes(model, batch) - kept_bytes(_without_layers(make()), batch)) / LAYERS
+    recompute_layers(model, mode, lambda _device: budget)
+    assert runs(model, batch) == expected
+    assert runs(model, batch) == expected  # each forward begins anew
+
+
+def test_a_layer_that_is_computed_again_keeps_its_input_only(batch: Batch) -> None:
+    model = make()
+    without = kept_bytes(_without_layers(make()), batch)
+    kept = kept_bytes(model, batch) - without
+    recompute_layers(model, True)
+    inputs = LAYERS * batch.ids.size * SMALL["hidden_size"] * 4
+    assert kept_bytes(model, batch) - without <= inputs
+    assert kept > 10 * inputs
+
+
+def _without_layers(model: Any) -> Any:
+    model.model.layers = model.model.layers[:0]
+    return model
+
+
+def test_without_gradients_nothing_is_kept_or_asked(batch: Batch) -> None:
+    model = make()
+    recompute_layers(model, "auto", lambda _device: 1 / 0)
+    with torch.no_grad():
+        batch_loss(model, batch, RULE, CPU)
+    with pytest.raises(ZeroDivisionError):
+        batch_loss(model, batch, RULE, CPU)
+
+
+def test_what_was_counted_is_freed_without_the_collector(batch: Batch) -> None:
+    model = make()
+    recompute_layers(model, "auto", lambda _device: float("inf"))
+    inner: list[weakref.ref[torch.Tensor]] = []
+    model.model.layers[0].mlp.register_forward_hook(lambda _module, _args, out: inner.append(weakref.ref(out)))
+    gc.disable()
+    try:
+        loss, _ = batch_loss(model, batch, RULE, CPU)
+        del loss
+        assert inner[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_layers_are_found_by_their_mark_or_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    class Block(torch.nn.Linear):
+        pass
+
+    class Unmarked(torch.nn.Sequential):
+        _no_split_modules = ("Block",)
+
+    model = make()
+    assert decoder_layers(model) == list(model.model.layers)
+    blocks = Unmarked(Block(2, 2), torch.nn.Linear(2, 2), Block(2, 2))
+    assert decoder_layers(blocks) == [blocks[0], blocks[2]]
+    assert recompute_layers(torch.nn.Linear(2, 2), True) == 0
+    assert "no decoder layers found" in caplog.text
+    caplog.clear()
+    assert recompute_layers(torch.nn.Linear(2, 2), False) == 0
+    assert not caplog.text
+
+
+def test_the_budget_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations.memory, "available", lambda: 1600)
+    assert share_of_free(CPU) == 100.0
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 200)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (700, 10_000))
+    assert share_of_free(torch.device("cuda", 0)) == 200.0
+
+
+def test_a_loaded_model_has_it_and_writes_the_same_files(model_dir: Path, tmp_path: Path) -> None:
+    from gyre_hpc.configfile import check
+    from gyre_hpc.training.actor import Satellite, published
+
+    plain, again = (Satellite(model_dir, check({"training": {"activation_checkpointing": on}}, "test")) for on in (False, True))
+    again.model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == (model_dir / "model.safetensors").read_bytes()
+    assert [name for name, _ in published(again.model)] == [name for name, _ in published(plain.model)]
+    assert "forward" in again.model.model.layers[0].__dict__
+    assert "forward" not in plain.model.model.layers[0].__dict__
