@@ -44,3 +44,7 @@ class Resumable(GyreError):
     """The run stopped in a state from which the same command continues. Exit 75."""
 
     exit_code = ExitCode.RESUMABLE
+
+
+class PeerLost(Resumable):
+    """What a process hears of another one that is gone: never the first cause, only the word of who waited for it."""

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
+from gyre_hpc.errors import ConfigError, ExitCode, GyreError, PeerLost, Resumable
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Failure:
 def as_failure(who: str, error: BaseException) -> Failure:
     """What the driver should hear of `error`: our own errors as they are, anything else as a resumable stop that names the log."""
     if isinstance(error, GyreError):
-        return Failure(who, error.what, error.remedy, int(error.exit_code), time.time())
+        return Failure(who, error.what, error.remedy, int(error.exit_code), time.time(), consequence=isinstance(error, PeerLost))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free space in the run directory; the same command resumes"
         return Failure(who, f"disk full: {error.filename or error}", remedy, int(ExitCode.RESUMABLE), time.time())

@@ -4,13 +4,19 @@ Ordering key: micro-steps as their leader claims them; then the close of their s
 prefix, slot by slot, and are added up inside the core cell; the core alone steps, saves and exports; it sends its weights to a satellite
 that joins without stopping its own work; weights that are offered are withdrawn before a step changes them. A rank of a cell that never
 trains has no model, and is asked for none of this.
+
+Where the model is sharded (training/sharded.py) a rank's gradients and weights are those of its shard, and a cell's ranks compute each
+micro-step together, also those without a row of it: what is collective in their own world is begun by an announcement, which all of them
+hear in the same order, and is watched: a rank that does not come ends the attempt by the deadline of who waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +39,12 @@ from gyre_hpc.controller.rows import Rows
 from gyre_hpc.controller.saving import save
 from gyre_hpc.controller.snapshots import Snapshots
 from gyre_hpc.controller.sums import into_core
+from gyre_hpc.errors import PeerLost
 from gyre_hpc.importing import uncollected
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.loss import Sums
+from gyre_hpc.training.settings import sharded
+from gyre_hpc.training.world import Seat, is_lost
 from trees.store import StoreReader
 
 if TYPE_CHECKING:
@@ -100,38 +109,55 @@ class Learner:
         if not self.place.trains:
             logger.info("cell %d only serves: it holds no model of its own", self.place.cell)
             return
-        local = self.place.slot % self.config.cells.ranks_per_node
-        core = self._start_core(base_model, checkpoint, local) if self.place.is_core else None
-        self._actor = core if core is not None else Satellite(base_model, self.config, local)
-        if core is not None and self.place.is_leader and base_canary is not None:
-            core.canary(0).write(base_canary)
+        local, deadline = self.place.slot % self.config.cells.ranks_per_node, self.config.deadlines.start
+        if not self.place.is_core and not sharded(self.config):
+            self._actor = Satellite(base_model, self.config, local)
+        else:
+            with socket.socket() as held:
+                wait(self._cell.Ibarrier().Test, "the cell's ranks to start", deadline, logger.warning)
+                master = share_address(self._cell, hold_address(held) if self.place.is_leader else "", deadline)
+                seat = Seat(self.place.slot, self.place.ranks, master)
+                self._actor = self._seated(base_model, seat, local)
+        if self.place.is_core:
+            self._restored(self.core, checkpoint)
+        if self.place.is_core and base_canary is not None and (self.place.is_leader or self._actor.sharded):
+            with self._together("the canary of the base model", deadline):
+                told = self._actor.canary(0)
+            if self.place.is_leader:
+                told.write(base_canary)
         self._actor.offload()
 
-    def _start_core(self, base_model: Path, checkpoint: Checkpoint | None, local: int) -> Core:
-        from gyre_hpc.training.actor import Core
+    def _seated(self, base_model: Path, seat: Seat, local: int) -> Core | Satellite:
+        """A model whose ranks have a world of their own."""
+        from gyre_hpc.training.actor import Core, Satellite
 
-        deadline = self.config.deadlines.start
-        with socket.socket() as held:
-            wait(self._cell.Ibarrier().Test, "the core's ranks to start", deadline, logger.warning)
-            master = share_address(self._cell, hold_address(held) if self.place.is_leader else "", deadline)
-            core = Core(base_model, self.config, self.place.slot, self.place.ranks, master, local)
+        limit = self.config.deadlines.start
+        with _watched(self._watch, "the cell's ranks to load the model", limit) if sharded(self.config) else _alone():
+            if self.place.is_core:
+                return Core(base_model, self.config, seat.rank, seat.ranks, seat.master, local)
+            return Satellite(base_model, self.config, local, seat)
+
+    def _restored(self, core: Core, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
             state = read_core(checkpoint, self.place.slot)
             # what follows is collective, on a world whose own deadline is that of a start
             limit = patience(self.config, checkpoint)
             wait(self._cell.Ibarrier().Test, "the core's ranks to load their shards", limit, logger.warning)
             core.load_state(state)
-        return core
+
+    def _together(self, name: str, deadline: float) -> contextlib.AbstractContextManager[None]:
+        """Around what a sharded cell's ranks do in their own world; elsewhere nothing."""
+        return _watched(self._watch, name, deadline) if self.actor.sharded else _alone()
 
     def stop(self) -> None:
-        """Nothing is offered any more, and the core's own world is over."""
+        """Nothing is offered any more, and the cell's own world is over."""
         self._offer.end()
-        if self._actor is not None and self.place.is_core:
+        if self._actor is not None and (self.place.is_core or self._actor.sharded):
             deadline = self.config.deadlines.step
             # on NCCL the end is collective: it can't be taken back, and only waited for inside
-            wait(self._cell.Ibarrier().Test, "the core's ranks to leave their world", deadline, logger.warning)
-            with self._watch("the core's own world to end", deadline):
-                self.core.close()
+            wait(self._cell.Ibarrier().Test, "the cell's ranks to leave their world", deadline, logger.warning)
+            with self._watch("the cell's own world to end", deadline):
+                self._actor.close()
 
     # -- roles --------------------------------------------------------------------------------------------------------------------
 
@@ -177,8 +203,9 @@ class Learner:
         """My rows of one micro-step; calls nothing of MPI."""
         began = time.monotonic()
         rows = [self._rows.of(ref) for ref in self._items[item][self.place.slot :: self.place.ranks]]
-        if rows:
-            sums = replace(self.actor.accumulate(rows), seconds=time.monotonic() - began)
+        if rows or self.actor.sharded:
+            with self._together(f"the cell's ranks in micro-step {item}", self.config.deadlines.step):
+                sums = replace(self.actor.accumulate(rows), seconds=time.monotonic() - began)
             self._sums = sums if self._sums is None else self._sums + sums
 
     def close(self, message: Close) -> dict[str, Any]:
@@ -190,7 +217,7 @@ class Learner:
         began = time.monotonic()
         gradient = self.actor.gradient()
         sums = self._sums.array() if self._sums is not None else np.zeros(Sums.size(), np.float64)
-        into_core(self._ranks, gradient, sums, message.prefix, self.config.deadlines.step)
+        into_core(self._ranks, gradient, sums, message.prefix, self.config.deadlines.step, self.actor.sharded)
         reduced = time.monotonic()
         self._offer.close()
         report = self._step(message, gradient, Sums.of(sums)) if self.place.is_core else {}
@@ -207,7 +234,8 @@ class Learner:
         if core.version != message.step - 1:
             raise RuntimeError(f"step {message.step} is asked of weights of version {core.version}")
         began = time.monotonic()
-        metrics = core.step(gradient, message.executions)
+        with self._together(f"the core's ranks in step {message.step}", self.config.deadlines.step):
+            metrics = core.step(gradient, message.executions)
         means = sums.means(message.executions, message.step - 1)
         means["token_staleness"] = means.pop("staleness_mean")
         means["trained_targets"] = means.pop("target_tokens")
@@ -248,8 +276,11 @@ class Learner:
         core = self.core
         if not self.trains:
             core.onload()
-        core.export(Path(message.weights))
-        source = self._offered(core, message) if message.offer and self.place.is_leader else ""
+        with self._together(f"the core's ranks to write version {message.version}", self.config.deadlines.step):
+            core.export(Path(message.weights))
+        source = ""
+        if message.offer:
+            source = self._gathered(core, message) if core.sharded else self._offered(core, message) if self.place.is_leader else ""
         if not self.trains:
             core.offload()
         return {"source": source} if source else {}
@@ -262,6 +293,40 @@ class Learner:
         soon = self.config.deadlines.transfer / 8
         return self._offer.broadcast(own_host(), message.version, weights, copied, core.device, message.engines, soon)
 
+    def _gathered(self, core: Core, message: Export) -> str:
+        """The same of a sharded model: the leader gets all of it first, if it has room; all ranks of the core take part."""
+        with self._together(f"the core's ranks to gather version {message.version}", self.config.deadlines.step):
+            if not core.agreed(not self.place.is_leader or self._offer.has_room(message.version, core.copied)):
+                return ""
+            weights = core.weights()
+        if not self.place.is_leader:
+            return ""
+        if message.offer == "direct":
+            return self._offer.open(own_host(), message.version, lambda: weights)
+        soon = self.config.deadlines.transfer / 8
+        return self._offer.broadcast(own_host(), message.version, lambda: weights, 0, core.device, message.engines, soon)
+
     def withdraw(self) -> dict[str, Any]:
         """Nothing is offered any more; what was sent."""
         return self._offer.close()
+
+
+_alone = contextlib.nullcontext
+
+
+@contextlib.contextmanager
+def _watched(watch: Watch, name: str, deadline: float) -> Iterator[None]:
+    with watch(name, deadline), _lost():
+        yield
+
+
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    """What a cell's own world says when a rank of it is gone: a consequence, and nothing that starting again would not mend."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        first = str(error).strip().splitlines()[0][:200]
+        raise PeerLost(f"another rank of the cell is gone: {first}", "see mpi.log and the other ranks; the same command resumes") from error

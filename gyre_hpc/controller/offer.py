@@ -65,6 +65,18 @@ class Offer:
 
         return self._open(version, weights, copied, begin)
 
+    def has_room(self, version: int, wanted: int) -> bool:
+        """Whether `wanted` bytes of host memory are free now that nothing is offered any more; says so where they are not."""
+        from gyre_hpc.engines.weight_stream import require_room
+
+        self.close()
+        try:
+            require_room(wanted)
+        except NotReceived as error:
+            logger.warning("version %d can't be sent from memory, engines load it from files: %s", version, error)
+            return False
+        return True
+
     def _open(self, version: int, weights: Callable[[], Weights], copied: int, begin: Callable[[Weights], str]) -> str:
         from gyre_hpc.engines.weight_stream import require_room
 

@@ -1,4 +1,4 @@
-"""Where a rank of a cell stands, and how the ranks of the core find each other for a world of their own."""
+"""Where a rank of a cell stands, and how the ranks of a cell find each other for a world of their own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def own_host() -> str:
 
 
 def hold_address(held: socket.socket) -> str:
-    """host:port for the core cell's own torch.distributed world. `held` keeps the port from other processes (it does not listen, so that
+    """host:port for a cell's own torch.distributed world. `held` keeps the port from other processes (it does not listen, so that
     the world's own socket may be bound to it as well) until the world is there."""
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("", 0))
@@ -51,9 +51,9 @@ def hold_address(held: socket.socket) -> str:
 
 
 def share_address(comm: MPI.Intracomm, mine: str, deadline: float) -> str:
-    """The leader's address, to all ranks of the core. Raises DeadlineExceeded. Nobody leaves before all have it: torch's rendezvous, where
+    """The leader's address, to all ranks of its cell. Raises DeadlineExceeded. Nobody leaves before all have it: torch's rendezvous, where
     the leader goes next, gives MPI no progress, and a message that still waits for its connection would wait for ever."""
     held = bytearray(mine.encode().ljust(_ADDRESS, b"\0"))
-    wait(comm.Ibcast(held, 0).Test, "the address of the core's own world", deadline, logger.warning)
-    wait(comm.Ibarrier().Test, "the core's ranks to have its world's address", deadline, logger.warning)
+    wait(comm.Ibcast(held, 0).Test, "the address of the cell's own world", deadline, logger.warning)
+    wait(comm.Ibarrier().Test, "the cell's ranks to have its world's address", deadline, logger.warning)
     return held.rstrip(b"\0").decode()

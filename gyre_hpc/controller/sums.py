@@ -20,10 +20,18 @@ from cells.waiting import wait
 logger = logging.getLogger(__name__)
 
 
-def into_core(ranks: Communicators, gradient: NDArray[np.float32], sums: NDArray[np.float64], prefix: int, deadline: float) -> None:
+def into_core(
+    ranks: Communicators,
+    gradient: NDArray[np.float32],
+    sums: NDArray[np.float64],
+    prefix: int,
+    deadline: float,
+    sharded: bool = False,
+) -> None:
     """Sums over the `prefix` cells into the core, in place; inside the core cell every rank ends with the sum over all slots.
 
-    `gradient` is a rank's own, flat; `sums` its metrics; `deadline`: seconds of each wait. Raises DeadlineExceeded.
+    `gradient` is a rank's own, flat; `sharded`: that of its shard, summed over its cell already, so that a core's rank ends with its
+    shard of the whole; `sums` its metrics; `deadline`: seconds of each wait. Raises DeadlineExceeded.
     """
     from mpi4py import MPI
 
@@ -34,6 +42,7 @@ def into_core(ranks: Communicators, gradient: NDArray[np.float32], sums: NDArray
     start_sum(comm, gradient).wait(f"the sum of gradients over {prefix} cells", deadline, logger.warning)
     done(comm.Ireduce(MPI.IN_PLACE if root else sums, sums if root else None, MPI.SUM, 0), f"the sum of metrics over {prefix} cells")
     if root and ranks.cell is not None and ranks.cell.Get_size() > 1:
-        start_sum_for_all(ranks.cell, gradient).wait("the sum of gradients over the core cell", deadline, logger.warning)
+        if not sharded:
+            start_sum_for_all(ranks.cell, gradient).wait("the sum of gradients over the core cell", deadline, logger.warning)
         done(ranks.cell.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM), "the sum of metrics over the core cell")
         done(ranks.cell.Ibarrier(), "the core's ranks to have the sums")

@@ -3,21 +3,20 @@
 Invariants
 - What leaves an actor is a sum: `gradient()` is the unnormalised float32 sum of the rows' gradients since `zero()`; who computed which row
   never matters. `Core.step` divides the sum over all cells by the number of executions, once.
-- All flat vectors are float32 in the order of `model.parameters()` (tied weights once), so both sides agree without names.
-- Gradients are taken by `torch.autograd.grad`, beside the parameters' `.grad`: DeepSpeed's reduction hooks see only the one finished
-  gradient of `Core.step`. Weights do not change between steps, so a snapshot pulled while others accumulate is the right one.
+- How a rank holds the model is another module's: the whole of it (whole.py), or one of R shards (sharded.py). All flat vectors are of what
+  it holds, float32 in the order of `model.parameters()` (tied weights once), so both sides of an exchange agree without names.
+- Weights do not change between steps, so a snapshot pulled while others accumulate is the right one.
 - `version` is the number of optimizer steps taken.
-- The core's torch.distributed world is the core cell's ranks and nobody else; MPI is neither used nor initialised here.
+- What is collective over a cell's torch.distributed world (world.py): of a core the constructor, `step`, `load_state` and `close`; of a
+  sharded cell also `accumulate`, `logprobs`, `canary`, `export`, `weights`. MPI is neither used nor initialised here.
 
-The satellite stands outside torch.distributed. On a CPU `offload` and `onload` have nothing to move.
+A satellite with whole weights stands outside torch.distributed. On a CPU `offload` and `onload` have nothing to move.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,51 +31,72 @@ from gyre_hpc.canary import Canary, text
 from gyre_hpc.config import Config
 from gyre_hpc.durable import replace_directory
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
-from gyre_hpc.importing import uncollected
-from gyre_hpc.training.activations import recompute_layers
+from gyre_hpc.training import loading, world
 from gyre_hpc.training.head import target_logprobs
 from gyre_hpc.training.loss import Objective, Sums, batch_loss
+from gyre_hpc.training.published import published, stream, write_files
 from gyre_hpc.training.rows import TrainRow, stack
+from gyre_hpc.training.settings import sharded
+from gyre_hpc.training.whole import Whole
+from gyre_hpc.training.world import Seat
 
 if TYPE_CHECKING:
     from gyre_hpc.checkpoint import CoreState
-
-log = logging.getLogger(__name__)
+    from gyre_hpc.training.adam import ShardedAdam
+    from gyre_hpc.training.engine import Zero
+    from gyre_hpc.training.sharded import Sharded
 
 _NOT_COPIED = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.gguf", "*.onnx", ".*")
 """Weights in any format, and hidden files (a clone's .git, caches)."""
 
 
 class Satellite:
-    """A plain module that follows the core's weights and sums gradients over rows.
+    """A model that follows the core's weights and sums gradients over rows.
 
-    `model_dir`: a Hugging Face causal-LM directory. Raises ConfigError where the model can't be loaded or trained.
+    `model_dir`: a Hugging Face causal-LM directory; `seat`: this rank's in its cell's world, which a sharded model needs and joins.
+    Raises ConfigError where the model can't be loaded or trained.
     """
 
-    def __init__(self, model_dir: Path, config: Config, local_rank: int = 0) -> None:
+    def __init__(self, model_dir: Path, config: Config, local_rank: int = 0, seat: Seat | None = None) -> None:
         torch.set_num_threads(config.training.threads)
         self.model_dir = model_dir
         self.config = config
         self.device = torch.device("cuda", local_rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
-        self.model = _load(model_dir, config).to(self.device)
+        self.sharded = sharded(config)
+        """Whether this rank holds a shard of the model."""
+        self.rank = seat.rank if seat is not None else 0
+        self._held = self._hold(seat)
+        self.model = self._held.model
+        self.size = self._held.size
+        """Length of a flat vector of this rank."""
         self.rule = Objective(config.rollout.temperature, config.training.token_cap, config.training.clip_low, config.training.clip_high)
-        self._parameters: list[torch.nn.Parameter] = list(self.model.parameters())
-        self.size = sum(p.numel() for p in self._parameters)
-        self._sum: torch.Tensor | None = None
+
+    def _hold(self, seat: Seat | None) -> Whole | Sharded:
+        if not self.sharded:
+            return Whole(loading.load(self.model_dir, self.config), self.device)
+        from gyre_hpc.training.sharded import Sharded
+
+        if seat is None:
+            raise ValueError("a sharded model needs the seats of a cell")
+        deadlines, on_gpu = self.config.deadlines, self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        # behind the deadlines of those that call (world.py)
+        world.join(seat, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", max(deadlines.start, deadlines.step) + world.BEHIND)
+        return Sharded(self.model_dir, self.config, seat, self.device)
 
     def pull(self, flat: NDArray[np.float32]) -> None:
         """Take the core's weights, float32[size]. Raises ValueError on another length."""
         self._check(flat)
-        with torch.no_grad():
-            for parameter, part in zip(self._parameters, self._views(torch.from_numpy(flat)), strict=True):
-                parameter.copy_(part)
+        self._held.rest()
+        for part, taken in zip(self._held.parts(), self._held.views(torch.from_numpy(flat)), strict=True):
+            part.copy_(taken)
 
     def snapshot(self) -> NDArray[np.float32]:
         """The weights now, float32[size], a copy."""
         flat = torch.empty(self.size, dtype=torch.float32)
-        with torch.no_grad():
-            for parameter, part in zip(self._parameters, self._views(flat), strict=True):
-                part.copy_(parameter)
+        for part, place in zip(self._held.parts(), self._held.views(flat), strict=True):
+            place.copy_(part)
         return flat.numpy()
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
@@ -86,6 +106,7 @@ class Satellite:
         with torch.no_grad():
             # in two chunks: a model whose head can't be run so is found out by its first canary, not by its first long row
             logprobs, _ = target_logprobs(self.model, ids, torch.zeros_like(at), at, chunk=max(1, len(at) // 2))
+        self._held.rest()
         return [float(value) for value in logprobs]
 
     def canary(self, version: int) -> Canary:
@@ -101,51 +122,48 @@ class Satellite:
 
     def accumulate(self, rows: Sequence[TrainRow]) -> Sums:
         """Add the gradient of these rows to the sum. Any number of rows; memory is bounded by training.tokens_per_microstep."""
-        if self._sum is None:
-            self.zero()
         total = Sums()
-        for batch in stack(rows, self.config.training.tokens_per_microstep):
+        for batch in self._held.passes(stack(rows, self.config.training.tokens_per_microstep)):
             loss, sums = batch_loss(self.model, batch, self.rule, self.device)
-            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-            assert self._sum is not None
-            for gradient, part in zip(gradients, self._views(self._sum), strict=True):
-                if gradient is not None:
-                    part.add_(gradient)
-            total = total + sums
+            self._held.add(loss)
+            if batch.tokens:
+                total = total + sums
         return total
 
     def gradient(self) -> NDArray[np.float32]:
-        """The sum of the rows' gradients since `zero`, float32[size], a copy; zeros if there were none."""
-        if self._sum is None:
-            return np.zeros(self.size, np.float32)
-        return self._sum.cpu().numpy().copy()
+        """The sum of the rows' gradients since `zero`, float32[size], a copy; zeros without any. Of a shard: of all rows of the cell."""
+        return self._held.gradient()
 
     def zero(self) -> None:
         """Forget the sum."""
-        if self._sum is None:
-            self._sum = torch.zeros(self.size, dtype=torch.float32, device=self.device)
-        else:
-            self._sum.zero_()
+        self._held.zero()
 
     def offload(self) -> None:
         """Give the accelerator's memory to the inference engine (the sum of gradients must have been taken). CPU: nothing to do."""
         if self.device.type == "cuda":
-            self._sum = None
-            self.model.to("cpu")
+            self._held.forget()
+            self._to_host()
             torch.cuda.empty_cache()
 
     def onload(self) -> None:
         """Undo `offload`; weights may be stale: pull before accumulating."""
         if self.device.type == "cuda":
-            self.model.to(self.device)
+            self._to_device()
+
+    def close(self) -> None:
+        """Leave the cell's torch.distributed world, if it has one (collective on NCCL)."""
+        if self.sharded:
+            world.leave()
+
+    def _to_host(self) -> None:
+        self._held.to(torch.device("cpu"))
+
+    def _to_device(self) -> None:
+        self._held.to(self.device)
 
     def _check(self, flat: NDArray[np.float32]) -> None:
         if flat.dtype != np.float32 or flat.shape != (self.size,):
             raise ValueError(f"flat vector of {flat.dtype} {flat.shape}, the model has float32 ({self.size},)")
-
-    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        parts = flat.split([p.numel() for p in self._parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -158,19 +176,26 @@ class StepMetrics:
 
 
 class Core(Satellite):
-    """A satellite that also holds the authoritative weights and, with the other ranks of the core cell, the optimizer (DeepSpeed ZeRO).
+    """A satellite that also holds the authoritative weights and, with the other ranks of the core cell, the optimizer: DeepSpeed's ZeRO
+    (engine.py) of whole weights, AdamW on its shard (adam.py) of a sharded model.
 
-    `rank` of `world` ranks of the core cell; `master` "host:port" where its rank 0 listens. The constructor is collective over them, and
-    so are `step` and `load_state`. Raises ConfigError for what can't be trained.
+    `rank` of `world` ranks of the core cell; `master` "host:port" where its rank 0 listens. Raises ConfigError for what can't be trained.
     """
 
     def __init__(self, model_dir: Path, config: Config, rank: int, world: int, master: str, local_rank: int = 0) -> None:
-        super().__init__(model_dir, config, local_rank)
-        from gyre_hpc.training import engine
-
-        self.rank, self.world = rank, world
+        super().__init__(model_dir, config, local_rank, Seat(rank, world, master))
+        self.world = world
         self.version = 0
-        self._zero = engine.Zero(self.model, self._parameters, config, rank, world, master, self.device)
+        self._optimizer = self._optimize(master)
+
+    def _optimize(self, master: str) -> Zero | ShardedAdam:
+        if isinstance(self._held, Whole):
+            from gyre_hpc.training.engine import Zero
+
+            return Zero(self.model, self._held.parameters, self.config, self.rank, self.world, master, self.device)
+        from gyre_hpc.training.adam import ShardedAdam
+
+        return ShardedAdam(self._held, self.config)
 
     def pull(self, flat: NDArray[np.float32]) -> None:
         """Refused: the core's weights come from its optimizer, and only `load_state` may replace both."""
@@ -182,53 +207,73 @@ class Core(Satellite):
         return training.lr * min(1.0, (step + 1) / training.warmup_steps) if training.warmup_steps else training.lr
 
     def step(self, gradient: NDArray[np.float32], executions: int) -> StepMetrics:
-        """One optimizer step with `gradient` / `executions`; `gradient` is the sum over all cells, the same on every rank of the core cell.
+        """One optimizer step with `gradient` / `executions`; `gradient` is the sum over all cells: the same on every rank of the core cell,
+        or its part for the rank's shard.
 
         Raises GyreError, with the weights unchanged, if it is not finite; ValueError without executions.
         """
         self._check(gradient)
         if executions < 1:
             raise ValueError(f"a step over {executions} executions")
-        if not np.isfinite(gradient).all():
+        wrong = int(self._held.over_ranks(float(gradient.size - np.isfinite(gradient).sum())))
+        if wrong:
             raise GyreError(
-                f"step {self.version + 1}: the gradient has {int((~np.isfinite(gradient)).sum())} values that are not finite",
+                f"step {self.version + 1}: the gradient has {wrong} values that are not finite",
                 "the weights are unchanged; start a new run.dir with a lower training.lr or training.clip_grad, "
                 "model.path = the newest folder in RUN/weights goes on from there",
             )
         lr = self.lr(self.version)
         mean = torch.from_numpy(gradient).to(self.device) / executions
-        norm = self._zero.step(self._views(mean), lr)
+        norm = self._optimizer.step(self._held.views(mean), lr)
         self.version += 1
         return StepMetrics(grad_norm=norm, lr=lr, version=self.version)
 
     def export(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face directory for the engines: whole or absent, durable when this returns. Rank 0 only.
+        """Write the weights as a Hugging Face directory for the engines: whole or absent, durable when this returns. Rank 0 writes.
 
         Everything but the weights is copied from the model's own directory (configuration, tokenizer, chat template), and their canary is
         added. Raises Resumable.
         """
+        told = self.canary(self.version) if self.sharded or self.rank == 0 else None
         if self.rank != 0:
+            for _ in self._stream():
+                """What rank 0 gathers, every rank gives."""
             return
 
         def write(partial: Path) -> None:
-            self.model.save_pretrained(partial)
+            if isinstance(self._held, Whole):
+                self.model.save_pretrained(partial)
+            else:
+                write_files(partial, self._stream())
             shutil.copytree(self.model_dir, partial, ignore=shutil.ignore_patterns(*_NOT_COPIED), dirs_exist_ok=True)
-            self.canary(self.version).write(partial / CANARY)
+            assert told is not None
+            told.write(partial / CANARY)
 
         try:
             replace_directory(directory, write)
         except (OSError, SafetensorError) as error:
             raise Resumable(f"weights {directory}: {error}", "free some space in run.dir; the same command resumes") from error
 
+    def _stream(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return stream(self._held) if not isinstance(self._held, Whole) else iter(())
+
     @property
     def copied(self) -> int:
-        """Bytes of host memory that `weights` takes: on an accelerator all of them, on a CPU none (but for what is converted back)."""
-        return sum(p.nbytes for p in self._parameters) if self.device.type == "cuda" else 0
+        """Bytes of host memory that `weights` takes on rank 0: on an accelerator, or of shards, all of them; else none (but for what is
+        converted back)."""
+        if isinstance(self._held, Whole):
+            return sum(p.nbytes for p in self._held.parameters) if self.device.type == "cuda" else 0
+        return self._held.published_bytes
 
     def weights(self, on_device: bool = False) -> list[tuple[str, torch.Tensor]]:
         """What `export` writes, without files: (name there, contiguous tensor). On a CPU the parameters themselves, no copies; on an
-        accelerator copies in the host's memory, or, `on_device`, the parameters themselves there (but for what is converted back)."""
-        return published(self.model, on_device)
+        accelerator copies in the host's memory, or, `on_device`, the parameters themselves there (but for what is converted back). Of
+        shards always copies in the host's memory of rank 0; elsewhere nothing."""
+        return published(self.model, on_device) if isinstance(self._held, Whole) else list(self._stream())
+
+    def agreed(self, yes: bool) -> bool:
+        """Whether every rank says yes (collective where the model is sharded)."""
+        return not self._held.over_ranks(0.0 if yes else 1.0)
 
     def state(self) -> CoreState:
         """This rank's part of a checkpoint: its shard of master weights and optimizer state, RNG. Views; write before the next step."""
@@ -237,76 +282,41 @@ class Core(Satellite):
         return CoreState(
             rank=self.rank,
             ranks=self.world,
-            parameters=self.size,
+            parameters=self._held.total,
             model=model_fingerprint(self.model_dir),
             version=self.version,
-            arrays={**self._zero.arrays(), "rng/torch": torch.get_rng_state().numpy()},
-            table=self._zero.table(),
+            arrays={**self._optimizer.arrays(), "rng/torch": torch.get_rng_state().numpy()},
+            table=self._optimizer.table(),
         )
 
     def load_state(self, state: CoreState) -> None:
         """Continue from `state`. Raises ConfigError, with both numbers, where it belongs to another model or another core cell."""
         from gyre_hpc.checkpoint import Identity, model_fingerprint
 
-        state.identity.require(Identity(model_fingerprint(self.model_dir), self.size, self.world))
+        state.identity.require(Identity(model_fingerprint(self.model_dir), self._held.total, self.world))
         if state.rank != self.rank:
             raise ConfigError(f"core state of rank {state.rank} given to rank {self.rank}", "this is a mistake in the program")
-        self._zero.load_arrays(state.arrays)
+        if list(state.table) != self._optimizer.table():
+            raise ConfigError(
+                "can't resume: the checkpoint's shards are cut otherwise than this run's",
+                "set training.deepspeed.zero_optimization as it was for the checkpoint",
+            )
+        self._optimizer.load_arrays(state.arrays)
         torch.set_rng_state(torch.from_numpy(state.arrays["rng/torch"].copy()))
         self.version = state.version
 
     def close(self) -> None:
         """Leave the core cell's torch.distributed world."""
-        self._zero.close()
+        self._optimizer.close()
 
-    def offload(self) -> None:
-        if self.device.type == "cuda":
-            self._sum = None
-            self._zero.offload()
+    def _to_host(self) -> None:
+        self._optimizer.offload()
 
-    def onload(self) -> None:
-        if self.device.type == "cuda":
-            self._zero.onload()
+    def _to_device(self) -> None:
+        self._optimizer.onload()
 
 
 def _one_rounding(_module: torch.nn.Module, _inputs: Any, out: torch.Tensor) -> torch.Tensor:
     """Every number up or down by one rounding of its dtype, always in the same way."""
     up = torch.randint(0, 2, out.shape, generator=torch.Generator().manual_seed(0), dtype=torch.int8).to(out.device, out.dtype)
     return out * (1 + torch.finfo(out.dtype).eps * (2 * up - 1))
-
-
-def published(model: Any, on_device: bool = False) -> list[tuple[str, torch.Tensor]]:
-    """The tensors that `save_pretrained` would write, under the names that it would give them: tied ones once, converted ones back."""
-    from transformers.core_model_loading import revert_weight_conversion
-    from transformers.modeling_utils import remove_tied_weights_from_state_dict
-
-    with torch.no_grad():
-        state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        for name in model._keys_to_ignore_on_save or ():
-            state.pop(name, None)
-        state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
-        return [(name, (tensor if on_device else tensor.to("cpu")).contiguous()) for name, tensor in state.items()]
-
-
-def _load(model_dir: Path, config: Config) -> Any:
-    """The model in evaluation mode (no dropout: log-probs must be the engine's), every parameter trainable."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not (model_dir / "config.json").is_file():
-        raise ConfigError(f"model.path = {model_dir} has no config.json", "give a Hugging Face causal-LM directory, or builtin:quickstart")
-    if config.model.dtype == "float16":
-        raise ConfigError("model.dtype = float16 can't be trained (its gradients underflow)", "use bfloat16 or float32")
-    from pickle import UnpicklingError
-
-    with uncollected():
-        from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, config.model.dtype), local_files_only=True)
-    except (OSError, ValueError, SafetensorError, UnpicklingError) as error:
-        raise ConfigError(f"model.path = {model_dir} can't be loaded: {error}", "give a Hugging Face causal-LM directory") from error
-    model.requires_grad_(True)
-    recompute_layers(model, config.training.activation_checkpointing)
-    return model.eval()

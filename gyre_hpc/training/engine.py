@@ -16,7 +16,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from gyre_hpc.config import Config
-from gyre_hpc.errors import ConfigError, GyreError, Resumable
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.importing import uncollected
 from gyre_hpc.training.settings import deepspeed_settings
+from gyre_hpc.training.world import Seat, join, leave
 
 Table = list[tuple[str, int, int, int]]
 """Where parameters are in the padded flat vector of a group: (name, group, offset, length)."""
@@ -75,7 +75,9 @@ class Zero:
         with stdout_to_stderr():
             deepspeed = import_deepspeed()
             os.environ["LOCAL_RANK"] = str(device.index or 0)
-            _join(deepspeed, "nccl" if device.type == "cuda" else "gloo", rank, world, master, config.deadlines.start)
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            join(Seat(rank, world, master), backend, config.deadlines.start)
+            deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)  # neither MPI nor a launcher's variables
             optimizer = torch.optim.AdamW(self.parameters, lr=training.lr, betas=training.betas, weight_decay=training.weight_decay)
             self.engine, self.zero, _, _ = deepspeed.initialize(
                 model=model, model_parameters=self.parameters, optimizer=optimizer, config=settings, dist_init_required=False
@@ -145,19 +147,4 @@ class Zero:
     def close(self) -> None:
         """Leave the core's world. Collective on NCCL, local on gloo."""
         self.engine.destroy()
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-
-
-def _join(deepspeed: Any, backend: str, rank: int, world: int, master: str, deadline: float) -> None:
-    """Form the core cell's world; DeepSpeed must neither search for MPI nor read a launcher's variables."""
-    try:
-        torch.distributed.init_process_group(
-            backend, init_method=f"tcp://{master}", rank=rank, world_size=world, timeout=timedelta(seconds=deadline)
-        )
-    except (RuntimeError, ValueError) as error:
-        raise Resumable(
-            f"core rank {rank} of {world} could not join {master}: {str(error).splitlines()[0]}",
-            "see the other core ranks' logs; raise deadlines.start if they are slow; the same command resumes",
-        ) from error
-    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+        leave()

@@ -23,8 +23,9 @@ STEP = tuple(RowRef(execution, 0, 1.0) for execution in range(5))
 class FakeActor:
     """In place of a satellite's model: what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, sharded: bool = False) -> None:
         self.rows: list[list[int]] = []
+        self.sharded = sharded
 
     def accumulate(self, rows: list[RowRef]) -> Sums:
         self.rows.append([row.execution for row in rows])
