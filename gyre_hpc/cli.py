@@ -166,13 +166,16 @@ def watch(run_dir: RunArgument) -> None:
 
 
 @app.command()
-def report(run_dir: RunArgument, as_json: JsonOption = False) -> None:
-    """Write RUN/report.html; reads files only, works while the run goes on."""
+def report(run_dir: RunArgument, as_json: JsonOption = False) -> int:
+    """Write RUN/report.html; reads files only, works while the run goes on. Exit 1 where damaged trees left something out."""
     paths = run_of(run_dir)
     from gyre_hpc.report.html import write
 
-    write(paths)
-    show({"report": str(paths.report)}, as_json, lambda found: found["report"])
+    missing = write(paths)
+    show({"report": str(paths.report), "missing": list(missing)}, as_json, lambda _: str(paths.report))
+    for line in missing:
+        print(f"gyre: the report lacks what can't be read: {line}", file=sys.stderr, flush=True)
+    return int(ExitCode.FAILED if missing else ExitCode.DONE)
 
 
 @app.command()

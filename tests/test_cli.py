@@ -182,9 +182,14 @@ def test_trees_are_repaired_and_the_lost_named(gyre: Gyre, tmp_path: Path) -> No
     assert json.loads(gyre("trees", "repair", str(tmp_path), "--json").stdout)["done"] == []
     segment.write_bytes(segment.read_bytes()[:-1000])
     assert gyre("trees", "verify", str(tmp_path)).returncode == 1
+    (tmp_path / "config.yaml").write_text("run: {name: t}\n")
+    drawn = gyre("report", str(tmp_path), "--json")
+    assert (drawn.returncode, Path(json.loads(drawn.stdout)["report"]).is_file()) == (1, True)
+    assert drawn.stderr.splitlines()[-1] == "gyre: the report lacks what can't be read: 1 of 1 executions can't be read: 0"
     found = gyre("trees", "repair", str(tmp_path), "--json")
     assert (found.returncode, json.loads(found.stdout)["lost"]) == (0, [0])
     assert gyre("trees", "verify", str(tmp_path)).returncode == 0
+    assert gyre("report", str(tmp_path)).returncode == 0
     assert (tmp_path / "trees" / "damaged" / segment.name).exists()
 
 

@@ -82,8 +82,10 @@ def write_report(run_dir: Path) -> None:
 
     paths = RunPaths(run_dir)
     try:
-        write(paths)
+        missing = write(paths)
         say(f"report: {paths.report}")
+        for line in missing:
+            say(f"the report lacks what can't be read: {line}")
     except (GyreError, OSError) as error:
         say(f"no report: {error}; `gyre report {run_dir}` tries again")
 

@@ -6,7 +6,7 @@ Works on a run that still goes on or that died. Replaced atomically.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,21 @@ import numpy as np
 
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths, naming
-from gyre_hpc.report import svg
-from gyre_hpc.report.summary import Summary, summarise
-from gyre_hpc.report.trees import Drawing, draw_most_branched, statistics
+from gyre_hpc.report import roles, svg
+from gyre_hpc.report.summary import Summary, duration, summarise
+from gyre_hpc.report.trees import Survey, survey
 from gyre_hpc.viewing import see
 
-_ROLE_COLOURS = {"starting": "grey", "rollout": "blue", "training": "pink", "transfer": "amber"}
-
-MOST_CELLS = 60
-"""Cells that are drawn."""
-MARKED = 60
-"""Steps whose ends are drawn among the cells' roles."""
+MOST_DOTS = 600
+"""Executions whose scores are drawn."""
+NOTHING = Survey()
 _STYLE = Path(__file__).with_name("style.css")
 
 
-def write(paths: RunPaths) -> None:
-    """Make the report. OSError when it can't be written."""
-    summary = summarise(read_events(paths.events))
-    page = render(paths, summary)
+def write(paths: RunPaths) -> tuple[str, ...]:
+    """Make the report; what could not be read for it, a line each. OSError when it can't be written."""
+    summary, trees = summarise(read_events(paths.events)), survey(paths.trees)
+    page = render(paths, summary, trees)
     temporary = paths.report.with_name(f".report.{os.getpid()}.html")
     with naming(paths.report):
         try:
@@ -41,24 +38,25 @@ def write(paths: RunPaths) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+    return trees.missing
 
 
-def render(paths: RunPaths, summary: Summary) -> str:
+def render(paths: RunPaths, summary: Summary, trees: Survey = NOTHING) -> str:
     """The page."""
     run = see(paths.config).config.run
     name = run.name or paths.root.name
     state = summary.ended or "running, or stopped without a word"
     attempts = "attempt" if len(summary.attempts) == 1 else "attempts"
-    trees = statistics(paths.trees) if paths.trees.is_dir() else {}
     sections = [
-        _tiles(summary, run.steps, trees),
+        _tiles(summary, run.steps, trees.counts),
         *[_failure(event) for event in summary.failures[-1:] if summary.ended != "done"],
+        *[_missing(trees.missing, paths) for _ in trees.missing[:1]],
         _section(
             "Score per step",
             _scores(summary),
-            "Line: mean score of the executions that each step trained on. Dots: single executions, between the steps where they ended.",
+            f"Line: mean score of the executions that each step trained on. Dots: {_dotted(summary)}, between the steps where they ended.",
         ),
-        _section("What every cell did", _roles(summary), *summary.placement),
+        _section("What every cell did", roles.draw(summary), *summary.placement),
         _section(
             "Role transfers",
             _transfers(summary),
@@ -76,13 +74,13 @@ def render(paths: RunPaths, summary: Summary) -> str:
             "Target: sampled tokens of the selected paths. Trained: all that was computed for those with a gradient, context included.",
         ),
         _section("How executions ended", _endings(summary)),
-        _section("One trajectory tree", _tree(draw_most_branched(paths.trees) if trees else None)),
+        _section("One trajectory tree", _tree(trees)),
         _section("Steps", _table(summary)),
     ]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>gyre: {escape(name)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><main><h1>{escape(name)}</h1>"
-        f'<p class="sub">{escape(state)} · {len(summary.attempts)} {attempts} · {summary.seconds:.0f} s</p>'
+        f'<p class="sub">{escape(state)} · {len(summary.attempts)} {attempts} · {duration(summary.ran)}</p>'
         f"{''.join(sections)}</main></body></html>\n"
     )
 
@@ -96,6 +94,12 @@ def _failure(event: Mapping[str, Any]) -> str:
     return f'<section class="bad"><h2>Stopped</h2>{escape(event["what"])}<p class="note">{escape(event.get("remedy", ""))}</p></section>'
 
 
+def _missing(lines: Sequence[str], paths: RunPaths) -> str:
+    told = "".join(f"<div>{escape(line)}</div>" for line in lines)
+    note = f"What is shown of trees is what can be read. `gyre trees verify {paths.root}` names every damage."
+    return f'<section class="bad"><h2>Not all trees can be read</h2>{told}<p class="note">{escape(note)}</p></section>'
+
+
 def _tiles(summary: Summary, steps: int, trees: Mapping[str, Any]) -> str:
     scores = [float(step["score_mean"]) for step in summary.steps]
     tiles = [("optimizer steps", f"{summary.step} of {steps}"), ("executions ended", f"{sum(summary.endings.values())}")]
@@ -105,7 +109,9 @@ def _tiles(summary: Summary, steps: int, trees: Mapping[str, Any]) -> str:
         tiles.append((f"mean score, first {few} → last {few} steps", f"{sum(first) / few:.2f} → {sum(last) / few:.2f}"))
     tiles.append(("transfers while executions were live", f"{summary.live_transfers} of {len(summary.transfers)}"))
     tiles.append(("tokens sampled", f"{summary.tokens:,}"))
-    if trees:
+    if "readable" in trees:
+        tiles.append(("trees that can be read", f"{trees['readable']:,}"))
+    elif trees:
         tiles.append(("stored / expanded tokens", f"{trees['stored_tokens']:,} / {trees['expanded_tokens']:,}"))
     return (
         '<div class="tiles">' + "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(k)}</span></div>' for k, v in tiles) + "</div>"
@@ -114,11 +120,16 @@ def _tiles(summary: Summary, steps: int, trees: Mapping[str, Any]) -> str:
 
 def _scores(summary: Summary) -> str:
     line = svg.Line("mean score of the step", "blue", [(float(step["step"]), float(step["score_mean"])) for step in summary.steps])
-    sample = summary.scores[:: max(1, len(summary.scores) // 600)] if summary.steps else ()
+    sample = summary.scores[:: -(-len(summary.scores) // MOST_DOTS) or 1] if summary.steps else ()
     places = [float(x) for x in np.interp([at for at, _ in sample], *_clock(summary))]
     dots = [(x, score) for x, (_, score) in zip(places, sample, strict=True)]
     low, high = min((score for _, score in sample), default=0.0), max((score for _, score in sample), default=1.0)
     return svg.line_chart([svg.Line("single executions", "grey", dots, dots=True), line], "step", (min(0.0, low), max(1.0, high)))
+
+
+def _dotted(summary: Summary) -> str:
+    each = -(-len(summary.scores) // MOST_DOTS)
+    return "single executions" if each <= 1 else f"every {each}th of {len(summary.scores):,} executions"
 
 
 def _clock(summary: Summary) -> tuple[list[float], list[float]]:
@@ -127,26 +138,6 @@ def _clock(summary: Summary) -> tuple[list[float], list[float]]:
     for step in summary.steps:
         ends.append((max(ends[-1][0], float(step["t"]) - summary.zero), float(step["step"])))
     return [at for at, _ in ends], [number for _, number in ends]
-
-
-def _roles(summary: Summary) -> str:
-    rows = []
-    for cell in range(min(summary.cells, MOST_CELLS)):
-        spans = [span for span in summary.spans if span.cell == cell]
-        name = "core" if cell == 0 else f"cell {cell}"
-        rows.append(
-            (name, [(s.start, s.end, _ROLE_COLOURS.get(s.state, "grey"), f"{s.state}: {s.start:.1f} to {s.end:.1f} s") for s in spans])
-        )
-    if summary.standalone:
-        name, bars = svg.pool_row(summary.standalone, summary.seconds)
-        rows.append((name, [*bars, *(bar for bar in rows[0][1] if bar[2] == _ROLE_COLOURS["starting"])]))
-    marks = [(at, f"attempt {i + 1}") for i, at in enumerate(summary.attempts)]
-    marks += [(float(step["t"]) - summary.zero, f"step {step['step']}") for step in summary.steps] if len(summary.steps) <= MARKED else []
-    shares = ", ".join(f"{state} {summary.share(state):.0%}" for state in _ROLE_COLOURS)
-    few = f"The first {MOST_CELLS} of {summary.cells} cells. " if summary.cells > MOST_CELLS else ""
-    told = f"{few}Share of the cells' time: {shares}. Dashed lines: starts of attempts, and ends of steps if they are few. "
-    note = f'<p class="note">{told}Hold the pointer over a bar or a line for its numbers.</p>'
-    return svg.legend(list(_ROLE_COLOURS.items())) + svg.gantt(rows, summary.seconds, marks) + note
 
 
 def _transfers(summary: Summary) -> str:
@@ -188,9 +179,10 @@ def _endings(summary: Summary) -> str:
     return svg.bars(values)
 
 
-def _tree(drawing: Drawing | None) -> str:
+def _tree(trees: Survey) -> str:
+    drawing = trees.drawing
     if drawing is None:
-        return '<p class="none">no tree yet</p>'
+        return f'<p class="none">{"none can be read" if trees.missing else "no tree yet"}</p>'
     entries = [("context", "grey"), ("sampled by the policy", "blue"), ("sampled, not delivered", "pink")]
     note = f'<p class="note">{escape(drawing.caption)}</p>'
     return svg.legend(entries) + svg.tree(drawing.nodes) + note
@@ -201,6 +193,11 @@ def _table(summary: Summary) -> str:
     head = "".join(f"<th>{key.replace('_', ' ')}</th>" for key in keys)
     rows = []
     for step in summary.steps:
-        cells = "".join(f"<td>{step[key]:.4g}</td>" if isinstance(step.get(key), int | float) else "<td></td>" for key in keys)
+        cells = "".join(f"<td>{_number(step.get(key))}</td>" for key in keys)
         rows.append(f"<tr>{cells}</tr>")
-    return f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    return f'<div class="scroll tall"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _number(value: object) -> str:
+    """Counts whole, anything else to four digits; empty for what an older log does not tell."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else ""

@@ -99,6 +99,13 @@ class Summary:
         return sum(span.end - span.start for span in self.spans if span.state == state) / total if total else 0.0
 
 
+def duration(seconds: float) -> str:
+    """For people: seconds up to ten minutes, then minutes, from two hours on hours."""
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def summarise(events: Iterable[Event]) -> Summary:
     """Read a whole log, or what there is of it."""
     reading = _Reading()

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 860
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 30
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 30
+
+MANY = 120
+"""Points from which on a line has no marks; the pointer still finds them."""
 
 
 @dataclass(frozen=True)
@@ -30,59 +33,21 @@ def line_chart(lines: Sequence[Line], x_label: str, y_range: tuple[float, float]
         return '<p class="none">nothing to show yet</p>'
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
-    scale = _Scale.of((min(xs), max(xs)), y_range or _padded(min(ys), max(ys)), WIDTH, height)
+    scale = Scale.of((min(xs), max(xs)), y_range or _padded(min(ys), max(ys)), WIDTH, height)
     parts = [_axes(scale, x_label)]
     for line in lines:
         path = " ".join(f"{'M' if i == 0 else 'L'}{scale.x(x):.1f},{scale.y(y):.1f}" for i, (x, y) in enumerate(line.points))
         if not line.dots:
-            parts.append(f'<path d="{path}" fill="none" stroke="var(--{line.colour})" stroke-width="2"/>')
-        radius, opacity = (1.8, 0.45) if line.dots else (3, 1)
+            many = len(line.points) > MANY
+            parts.append(f'<path d="{path}" fill="none" stroke="var(--{line.colour})" stroke-width="{1.2 if many else 2}"/>')
+        radius, opacity = (1.8, 0.45) if line.dots else (3, 0 if len(line.points) > MANY else 1)
         for x, y in line.points:
             parts.append(
                 f'<circle cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="{radius}" fill="var(--{line.colour})" opacity="{opacity}">'
                 f"<title>{escape(line.name)}: {y:.4g} at {x:.4g}</title></circle>"
             )
     names = [line.name for line in lines]
-    return _legend([(line.name, line.colour) for line in lines]) + _svg(WIDTH, height, parts, ", ".join(names))
-
-
-def gantt(
-    rows: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]],
-    seconds: float,
-    marks: Sequence[tuple[float, str]] = (),
-    label: str = "seconds since the first start",
-    key: Sequence[tuple[str, str]] = (),
-) -> str:
-    """Rows of (start, end, colour, title) bars over time in seconds (or what `label` says); `marks` are vertical lines with a title; `key`:
-    (name, colour), for a picture with no legend above it."""
-    height = _TOP + 30 * len(rows) + _BOTTOM
-    scale = _Scale.of((0.0, max(seconds, 1e-3)), (0.0, 1.0), WIDTH, height)
-    parts = []
-    for at, title in marks:
-        parts.append(
-            f'<line x1="{scale.x(at):.1f}" x2="{scale.x(at):.1f}" y1="{_TOP - 6}" y2="{height - _BOTTOM}" stroke="var(--muted)" '
-            f'stroke-dasharray="2 3"><title>{escape(title)}</title></line>'
-        )
-    for index, (name, bars) in enumerate(rows):
-        y = _TOP + 30 * index
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 17}" text-anchor="end">{escape(name)}</text>')
-        for start, end, colour, title in bars:
-            width = max(scale.x(end) - scale.x(start), 0.8)
-            parts.append(
-                f'<rect x="{scale.x(start):.2f}" y="{y + 3}" width="{width:.2f}" height="22" rx="1.5" fill="var(--{colour})">'
-                f"<title>{escape(title)}</title></rect>"
-            )
-    parts.append(_x_ticks(scale, label))
-    for index, (name, colour) in enumerate(key):
-        x = _LEFT + 92 * index
-        parts.append(f'<rect x="{x}" y="{height - 11}" width="9" height="9" rx="1.5" fill="var(--{colour})"/>')
-        parts.append(f'<text x="{x + 13}" y="{height - 3}" class="label">{escape(name)}</text>')
-    return _svg(WIDTH, height, parts, "roles of the cells over time")
-
-
-def pool_row(nodes: int, end: float) -> tuple[str, list[tuple[float, float, str, str]]]:
-    """The row of a Gantt chart for standalone nodes: in rollout all the time, however many executions they have."""
-    return f"pool ×{nodes}", [(0.0, end, "blue", f"{nodes} standalone {'node' if nodes == 1 else 'nodes'}: rollout")]
+    return _legend([(line.name, line.colour) for line in lines]) + picture(WIDTH, height, parts, ", ".join(names))
 
 
 def bars(values: Sequence[tuple[str, float, str]]) -> str:
@@ -97,7 +62,7 @@ def bars(values: Sequence[tuple[str, float, str]]) -> str:
         parts.append(f'<text x="210" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
         parts.append(f'<rect x="220" y="{y}" width="{max(width, 1):.1f}" height="20" rx="2" fill="var(--{colour})"/>')
         parts.append(f'<text x="{228 + width:.1f}" y="{y + 15}">{value:g}</text>')
-    return _svg(WIDTH, 12 + 26 * len(values), parts, "counts")
+    return picture(WIDTH, 12 + 26 * len(values), parts, "counts")
 
 
 @dataclass(frozen=True)
@@ -137,7 +102,7 @@ def tree(nodes: Sequence[TreeNode]) -> str:
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="22" rx="2" fill="var(--{node.colour})">'
             f"<title>{escape(node.title)}</title></rect>"
         )
-    return _svg(WIDTH, 20 + 34 * leaves, parts, "one trajectory tree")
+    return picture(WIDTH, 20 + 34 * leaves, parts, "one trajectory tree")
 
 
 def _place(children: dict[int, list[int]], rows: dict[int, float]) -> int:
@@ -160,25 +125,27 @@ def _place(children: dict[int, list[int]], rows: dict[int, float]) -> int:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class Scale:
+    """From values to units of a picture."""
+
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     width: int
     height: int
 
     @classmethod
-    def of(cls, x_range: tuple[float, float], y_range: tuple[float, float], width: int, height: int) -> _Scale:
+    def of(cls, x_range: tuple[float, float], y_range: tuple[float, float], width: int, height: int) -> Scale:
         if x_range[0] == x_range[1]:
             x_range = (x_range[0] - 0.5, x_range[1] + 0.5)
         return cls(x_range, y_range, width, height)
 
     def x(self, value: float) -> float:
         low, high = self.x_range
-        return _LEFT + (value - low) / (high - low) * (self.width - _LEFT - _RIGHT)
+        return LEFT + (value - low) / (high - low) * (self.width - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         low, high = self.y_range
-        return self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _TOP - _BOTTOM)
+        return self.height - BOTTOM - (value - low) / (high - low) * (self.height - TOP - BOTTOM)
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
@@ -196,20 +163,21 @@ def _ticks(low: float, high: float, count: int = 6) -> list[float]:
     return [first + step * i for i in range(int((high - first) / step + 1e-9) + 1)]
 
 
-def _x_ticks(scale: _Scale, label: str) -> str:
-    y = scale.height - _BOTTOM
-    parts = [f'<line x1="{_LEFT}" x2="{scale.width - _RIGHT}" y1="{y}" y2="{y}" stroke="var(--muted)"/>']
+def x_ticks(scale: Scale, label: str) -> str:
+    """The axis below a picture."""
+    y = scale.height - BOTTOM
+    parts = [f'<line x1="{LEFT}" x2="{scale.width - RIGHT}" y1="{y}" y2="{y}" stroke="var(--muted)"/>']
     parts += [f'<text x="{scale.x(t):.1f}" y="{y + 14}" text-anchor="middle">{t:g}</text>' for t in _ticks(*scale.x_range, count=8)]
-    parts.append(f'<text x="{scale.width - _RIGHT}" y="{y + 27}" text-anchor="end" class="label">{escape(label)}</text>')
+    parts.append(f'<text x="{scale.width - RIGHT}" y="{y + 27}" text-anchor="end" class="label">{escape(label)}</text>')
     return "".join(parts)
 
 
-def _axes(scale: _Scale, x_label: str) -> str:
-    parts = [_x_ticks(scale, x_label)]
+def _axes(scale: Scale, x_label: str) -> str:
+    parts = [x_ticks(scale, x_label)]
     for t in _ticks(*scale.y_range, count=5):
         y = scale.y(t)
-        parts.append(f'<line x1="{_LEFT}" x2="{scale.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{round(t, 10):g}</text>')
+        parts.append(f'<line x1="{LEFT}" x2="{scale.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{round(t, 10):g}</text>')
     return "".join(parts)
 
 
@@ -225,5 +193,6 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
     return _legend(entries)
 
 
-def _svg(width: int, height: int, parts: Sequence[str], label: str) -> str:
+def picture(width: int, height: int, parts: Sequence[str], label: str) -> str:
+    """The whole of it, as wide as what it stands in."""
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'

@@ -6,9 +6,9 @@ Everything but repair only reads the store, and works while the gateway writes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,61 @@ DRAWN = 60
 """Most nodes in a picture; of larger trees the first are shown."""
 
 
+NEWEST = 200
+"""Ended executions among which the one to draw is chosen."""
+
+
 @dataclass(frozen=True)
 class Drawing:
     """What the report shows of one tree."""
 
     nodes: tuple[Mark, ...]
     caption: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the report tells of a run's trees; `missing`: a line for each thing that could not be read. `counts` is empty where it would be
+    wrong."""
+
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    drawing: Drawing | None = None
+    missing: tuple[str, ...] = ()
+
+
+def survey(folder: Path) -> Survey:
+    """The trees of a run for its report, damaged ones too: then what is whole, and what is missing."""
+    if not folder.is_dir():
+        return Survey()
+    try:
+        return Survey(statistics(folder), draw_most_branched(folder))
+    except GyreError as error:
+        whole, drawing, told = _whole(folder)
+        return Survey(whole, drawing, (error.line, *told))
+
+
+def _whole(folder: Path) -> tuple[dict[str, Any], Drawing | None, list[str]]:
+    """Of a damaged store: (how many executions can be read, the most branched of the last of them, what else there is to say)."""
+    trees, unread, newest = 0, list[int](), deque[Tree](maxlen=NEWEST)
+    try:
+        with StoreReader(locate(folder)) as reader:
+            for execution in reader.executions():
+                try:
+                    tree = reader.tree(execution, tokens=False)
+                except StoreError:
+                    unread.append(execution)
+                    continue
+                trees += 1
+                if tree.end is not None:
+                    newest.append(tree)
+    except StoreError:  # nothing of it can be read, and why is said already
+        return {}, None, []
+    told = [f"{len(unread)} of {trees + len(unread)} executions can't be read: {_some(unread)}"] if unread else []
+    return {"readable": trees}, _most_branched(newest), told
+
+
+def _some(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:5])) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
 
 
 def statistics(folder: Path) -> dict[str, Any]:
@@ -104,11 +153,11 @@ def user_errors() -> Iterator[None]:
 def draw_most_branched(folder: Path) -> Drawing | None:
     """The ended execution with the most leaves among the newest 200 (ties: more nodes)."""
     with user_errors(), StoreReader(folder) as reader:
-        newest = deque(reader.ends(), maxlen=200)
-        if not newest:
-            return None
-        skeletons = [reader.tree(execution, tokens=False) for execution in newest]
-    return draw(max(skeletons, key=lambda tree: (len(tree.leaves), len(tree.nodes))))
+        return _most_branched([reader.tree(execution, tokens=False) for execution in deque(reader.ends(), maxlen=NEWEST)])
+
+
+def _most_branched(trees: Collection[Tree]) -> Drawing | None:
+    return draw(max(trees, key=lambda tree: (len(tree.leaves), len(tree.nodes)))) if trees else None
 
 
 def draw(tree: Tree) -> Drawing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gyre_hpc.report.summary import Span, Summary
-from gyre_hpc.report.svg import gantt, pool_row
+from gyre_hpc.report.timeline import Row, gantt, pool_row
 from gyre_hpc.simulation.outcome import Outcome
 
 _COLOURS = {"starting": "muted", "rollout": "blue", "training": "pink", "transfer": "amber", "down": "muted"}
@@ -44,7 +44,7 @@ def _from(start: float, spans: Sequence[Span]) -> list[Span]:
 def _drawn(spans: Sequence[Span], steps: Sequence[float], seconds: float, standalone: int) -> str:
     unit, name = (3600.0, "hours") if seconds >= 7200 else (1.0, "seconds")
     cells = sorted({span.cell for span in spans})
-    rows = []
+    rows: list[Row] = []
     for cell in cells[:MOST_CELLS]:
         mine = [(s.start / unit, min(s.end, seconds) / unit, s.state) for s in spans if s.cell == cell and s.start < seconds]
         rows.append((f"cell {cell}", [(a, b, _COLOURS[state], f"{state} from {a:.2f} to {b:.2f}") for a, b, state in mine]))

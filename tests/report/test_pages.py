@@ -18,6 +18,9 @@ from gyre_hpc.controller.live import LiveFile
 from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.report import html, progress, status, svg
+from tests.trees.forests import begin, finish, one_call
+from trees.records import Role
+from trees.store import StoreWriter
 
 STEP = {"loss": 0.5, "staleness_mean": 0.5, "target_tokens": 10, "seconds": 1.0, "executions": 8, "cells": 2}
 
@@ -109,11 +112,12 @@ def test_the_report_tells_starts_from_rollout_and_shows_standalone_nodes(run: Ru
 
 
 def test_the_report_draws_no_more_cells_than_a_page_holds(run: RunPaths) -> None:
-    events = [{"t": 0.0, "kind": "run.start", "cells": [["n"]] * 100}, {"t": 1.0, "kind": "run.end", "status": "done"}]
+    events = [{"t": 0.0, "kind": "run.start", "cells": [["n"]] * 200}, {"t": 1.0, "kind": "run.end", "status": "done"}]
     page = html.render(run, html.summarise(events))
-    assert "The first 60 of 100 cells" in page
-    assert "cell 59<" in page
-    assert "cell 60<" not in page
+    assert "The first 128 of 200 cells" in page
+    assert ">all cells<" in page
+    assert "cell 127<" in page
+    assert "cell 128<" not in page
 
 
 def test_the_live_display_shows_the_run_and_ends_with_it(run: RunPaths) -> None:
@@ -152,3 +156,43 @@ def test_a_report_that_finds_no_room_leaves_the_last_one_alone(run: RunPaths, mo
     with pytest.raises(OSError, match=r"No space.*/report\.html"):
         html.write(run)
     assert {path.name: path.read_bytes() for path in run.root.iterdir()} == before
+
+
+def forest(paths: RunPaths) -> list[Path]:
+    """Two segments, of an execution each."""
+    made = []
+    with StoreWriter(paths.trees) as writer:
+        for execution in range(2):
+            begin(writer, execution, execution)
+            one_call(writer, execution, writer.context_node(-1, [1, 2, 3 + execution], execution, -1, Role.MAIN))
+            finish(writer, execution)
+            made += writer.seal()
+    return made
+
+
+def test_a_report_shows_what_is_whole_of_damaged_trees(run: RunPaths) -> None:
+    work(run)
+    first, _ = forest(run)
+    assert html.write(run) == ()
+    whole = run.report.read_text()
+    assert "stored / expanded tokens" in whole
+    first.write_bytes(first.read_bytes()[:-100])
+    told, named = html.write(run)
+    page = run.report.read_text()
+    assert f"{first} has " in told
+    assert named == "1 of 2 executions can't be read: 0"
+    for part in ("Not all trees can be read", "trees that can be read", "mean score of the step", "Execution 1 of group 1"):
+        assert part in page
+    assert "stored / expanded tokens" not in page
+
+
+def test_a_report_of_trees_that_nobody_can_read_has_everything_else(run: RunPaths) -> None:
+    work(run)
+    forest(run)
+    (journal,) = run.trees.glob("journal-*.log")
+    journal.unlink()
+    (told,) = html.write(run)
+    assert "holds segments and no journal; restore the newest" in told
+    page = run.report.read_text()
+    assert "mean score of the step" in page
+    assert "no tree yet" not in page
