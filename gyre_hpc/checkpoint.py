@@ -4,8 +4,9 @@ What one is, and how it is found and read; checkpoint_writer.py writes them. A c
 each file.
 
 Invariants: a step-NNNNNN directory is never changed after its rename; a reader takes the newest whose every byte matches its marker and
-says in one line which it skipped (in a run each rank of the core reads its own shard, see controller/restoring.py). No torch here: the
-controller reads and writes without a model.
+says in one line which it skipped (in a run each rank of the core reads its own shard, see controller/restoring.py). What a resume has
+passed by gets another name, `set_aside`: were it found right later (a file system that was stuck, a copy that came), the next resume would
+go on with weights that were given up. No torch here: the controller reads and writes without a model.
 Ordering key: the step.
 """
 
@@ -23,6 +24,7 @@ import h5py
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from gyre_hpc.durable import beside
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.paths import RunPaths
 
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 MARKER = "COMPLETE"
 STATE = "state.h5"
+ASIDE = ".damaged"
+"""Behind the name of one that a resume passed by."""
 _READ = 4 << 20
 _STEP = re.compile(r"step-(\d{6,})")
 Tell = Callable[[int], None]
@@ -72,6 +76,10 @@ class CoreState:
     def identity(self) -> Identity:
         return Identity(self.model, self.parameters, self.ranks)
 
+    @property
+    def bytes(self) -> int:
+        return sum(values.nbytes for values in self.arrays.values())
+
 
 @dataclass(frozen=True)
 class RunState:
@@ -112,13 +120,20 @@ class Checkpoint:
     def core_ranks(self) -> int:
         return sum(part.name.startswith("core-rank") for part in self.parts)
 
-    def require(self, model: str, core_ranks: int) -> None:
-        """Refuse early, before any model is loaded (`model`: a fingerprint). Raises ConfigError with both values."""
-        had = self.identity()
-        had.require(Identity(model, had.parameters, core_ranks))
+    def require(self, model: str, core_ranks: int, name: str = STATE) -> None:
+        """Refuse early, before any model is loaded (`model`: a fingerprint). Raises ConfigError with both values.
 
-    def identity(self) -> Identity:
-        with h5py.File(self.directory / core_name(0), "r") as f:
+        `name`: of the part that tells them: `state.h5` is the small one, but those of older checkpoints don't; nothing is refused then.
+        """
+        had = self.identity(name)
+        if had is not None:
+            had.require(Identity(model, had.parameters, core_ranks))
+
+    def identity(self, name: str = STATE) -> Identity | None:
+        """As the part `name` tells it; None where it does not."""
+        with h5py.File(self.directory / name, "r") as f:
+            if "model" not in f.attrs:
+                return None
             return Identity(str(f.attrs["model"]), int(f.attrs["parameters"]), int(f.attrs["core_ranks"]))
 
 
@@ -140,9 +155,14 @@ def model_fingerprint(model_dir: Path) -> str:
 
 
 # -- reading --------------------------------------------------------------------------------------------------------------------
-def candidates(paths: RunPaths) -> Iterator[Checkpoint]:
-    """Complete checkpoints, newest first, as far as a look tells: marker, sizes, and the bytes of `state.h5`; a warning line for each that
-    is skipped. The shards of the core's ranks are not read: they may be terabytes, and `damage` is for as many readers as there are."""
+def skip(directory: Path, why: str) -> None:
+    """The one line that says that a checkpoint is not used."""
+    log.warning("checkpoint %s skipped: %s", directory, why)
+
+
+def candidates(paths: RunPaths, skip: Callable[[Path, str], None] = skip) -> Iterator[Checkpoint]:
+    """Complete checkpoints, newest first, as far as a look tells: marker, sizes, and the bytes of `state.h5`; `skip` hears of each that
+    is not. The shards of the core's ranks are not read: they may be terabytes, and `damage` is for as many readers as there are."""
     for directory in directories(paths.checkpoints):
         try:
             found = _read_marker(directory)
@@ -158,9 +178,18 @@ def candidates(paths: RunPaths) -> Iterator[Checkpoint]:
             skip(directory, why)
 
 
-def skip(directory: Path, why: str) -> None:
-    """The one line that says that a checkpoint is not used."""
-    log.warning("checkpoint %s skipped: %s", directory, why)
+def set_aside(directory: Path) -> Path:
+    """Nobody finds it any more under the name that this returns; nothing of it is lost. Raises OSError."""
+    number = 0
+    while (aside := beside(directory, ASIDE + (f"-{number}" if number else ""))).exists():
+        number += 1
+    directory.rename(aside)
+    return aside
+
+
+def aside(paths: RunPaths) -> list[Path]:
+    """Those that were set aside, by name."""
+    return sorted(paths.checkpoints.glob(f"step-*{ASIDE}*")) if paths.checkpoints.is_dir() else []
 
 
 def damage(checkpoint: Checkpoint, part: Part, tell: Tell = lambda done: None) -> str | None:

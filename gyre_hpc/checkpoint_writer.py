@@ -31,8 +31,10 @@ from gyre_hpc.checkpoint import (
     Checkpoint,
     CoreState,
     DamagedCheckpoint,
+    Identity,
     Part,
     RunState,
+    Tell,
     check_size,
     core_name,
     digest_of,
@@ -66,8 +68,8 @@ def begin(paths: RunPaths, step: int) -> Path:
     return partial
 
 
-def write_core(partial: Path, state: CoreState) -> Part:
-    """Write one core rank's file durably. Raises GyreError and leaves no half file."""
+def write_core(partial: Path, state: CoreState, tell: Tell = lambda done: None) -> Part:
+    """Write one core rank's file durably; `tell` hears of the bytes. Raises GyreError and leaves no half file."""
 
     def fill(f: h5py.File) -> None:
         f.attrs["description"] = "Shard of master weights and optimizer state of one core rank"
@@ -84,14 +86,19 @@ def write_core(partial: Path, state: CoreState) -> Part:
         table = np.array([(name.encode(), g, offset, length) for name, g, offset, length in state.table], kind)
         _dataset(f, "parameters", table, "Where each parameter lies in the joined shards of /master/<group>")
 
-    return _write(partial / core_name(state.rank), fill)
+    return _write(partial / core_name(state.rank), fill, tell)
 
 
-def write_state(partial: Path, state: RunState) -> Part:
-    """Write `state.h5` durably. Raises GyreError and leaves no half file."""
+def write_state(partial: Path, state: RunState, identity: Identity | None = None) -> Part:
+    """Write `state.h5` durably; `identity`: what the shards beside it fit, told here as well so that a look is enough to refuse another.
+
+    Raises GyreError and leaves no half file.
+    """
 
     def fill(f: h5py.File) -> None:
         f.attrs["description"] = "Step, weight version, and the scheduling policy's snapshot"
+        for name, value in (asdict(identity) if identity is not None else {}).items():
+            f.attrs[name] = value
         f.attrs["step"] = state.step
         f.attrs["version"] = state.version
         _dataset(f, "policy", np.array([json.dumps(state.policy).encode()]), "Snapshot of the scheduling policy, JSON")
@@ -123,9 +130,9 @@ def commit(partial: Path, parts: Iterable[Part], keep: int) -> Checkpoint:
 
 def save(paths: RunPaths, cores: Iterable[CoreState], state: RunState, keep: int) -> Checkpoint:
     """The whole life of a checkpoint in one process. Raises GyreError, leaving nothing of it behind."""
-    partial = begin(paths, state.step)
+    partial, cores = begin(paths, state.step), list(cores)
     try:
-        return commit(partial, [*(write_core(partial, core) for core in cores), write_state(partial, state)], keep)
+        return commit(partial, [*(write_core(partial, core) for core in cores), write_state(partial, state, cores[0].identity)], keep)
     except GyreError:
         abandon(partial)
         raise
@@ -136,10 +143,10 @@ def abandon(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(path: Path, fill: Callable[[h5py.File], None]) -> Part:
+def _write(path: Path, fill: Callable[[h5py.File], None], tell: Tell = lambda done: None) -> Part:
     try:
         with open(path, "w+b", buffering=0) as raw:
-            sink = Sink(raw)
+            sink = Sink(raw, tell)
             try:
                 with h5py.File(sink, "w", libver=("earliest", "v110")) as f:
                     f.attrs["schema"] = SCHEMA

@@ -285,6 +285,8 @@ class CheckpointSection(_Section):
     keep: Positive = 2
     slowest_read: Annotated[float, Field(gt=0.0)] = 50.0
     """MB/s at which a rank of the core reads its shard at the least; a resume's deadlines grow with the bytes by it."""
+    slowest_write: Annotated[float, Field(gt=0.0)] = 50.0
+    """MB/s at which it writes it; the deadline of a step with a checkpoint grows with the bytes by it."""
 
 
 class PublicationSection(_Section):

@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 
 class Sink:
-    """A file for h5py that turns failing writes into a remembered `error`."""
+    """A file for h5py that turns failing writes into a remembered `error`; `told` hears how many bytes were written so far."""
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
+    def __init__(self, raw: BinaryIO, told: Callable[[int], None] = lambda done: None) -> None:
+        self._raw, self._told, self._written = raw, told, 0
         self.error: OSError | None = None
 
     def _try(self, action: Callable[[], Any], otherwise: Any) -> Any:
@@ -32,6 +32,8 @@ class Sink:
         done = 0
         while done < len(data):  # a nearly full disk takes a part before it refuses
             done += self._raw.write(data[done:])
+        self._written += done
+        self._told(self._written)
         return done
 
     def truncate(self, size: int) -> int:

@@ -31,14 +31,17 @@ class Asking:
         self.channel, self.lines = channel, lines
         self.http = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="control")
 
-    def agree(self, message: Message, name: str, deadline: float) -> Generator[None, None, list[dict[str, Any]]]:
-        """Announce, and wait until every leader has acknowledged. Returns the leaders' reports in cell order. Raises Resumable."""
+    def agree(self, message: Message, name: str, deadline: float | Callable[[], float]) -> Generator[None, None, list[dict[str, Any]]]:
+        """Announce, and wait until every leader has acknowledged. Returns the leaders' reports in cell order. Raises Resumable.
+
+        `deadline`: seconds from now; what gives them is asked at every look, for who works may need more than was known.
+        """
         epoch = self.channel.announce(encode(message), agree=True)
         watch = _Watch(f"{name} (epoch {epoch})", deadline)
         while (reports := self.channel.reports(epoch)) is None:
             if watch.over():
                 raise Resumable(
-                    f"{name} was not acknowledged within {deadline:.0f} s",
+                    f"{name} was not acknowledged within {watch.seconds:.0f} s",
                     "see the cells' logs, or raise deadlines in the config; the same command resumes",
                 )
             yield
@@ -70,13 +73,17 @@ class Asking:
 class _Watch:
     """One wait: warns at half of its time."""
 
-    def __init__(self, name: str, deadline: float) -> None:
+    def __init__(self, name: str, deadline: float | Callable[[], float]) -> None:
         self._name, self._deadline = name, deadline
         self._began, self._warned = time.monotonic(), False
 
+    @property
+    def seconds(self) -> float:
+        return self._deadline() if callable(self._deadline) else self._deadline
+
     def over(self) -> bool:
-        waited = time.monotonic() - self._began
-        if not self._warned and waited > self._deadline / 2:
+        waited, seconds = time.monotonic() - self._began, self.seconds
+        if not self._warned and waited > seconds / 2:
             self._warned = True
-            logger.warning("waiting for %s: %.0f s of %.0f s", self._name, waited, self._deadline)
-        return waited > self._deadline
+            logger.warning("waiting for %s: %.0f s of %.0f s", self._name, waited, seconds)
+        return waited > seconds

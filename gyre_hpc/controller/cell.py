@@ -173,6 +173,11 @@ class CellRank:
         while self.place.is_leader and (note := self._inner_lines.note()) is not None:
             self._lines.tell(note[1])
 
+    def _tell_writing(self, seconds: float) -> None:
+        """The controller must know how much longer the core may take: nobody else knows how many bytes its checkpoint has."""
+        if self.place.is_leader:
+            self._lines.tell({"writing": seconds})
+
     def _follow(self, message: Message, raw: dict[str, Any]) -> dict[str, Any]:
         """Do my part of one announcement; the leader's part includes having its cell's other ranks do theirs."""
         if isinstance(message, Close):
@@ -216,9 +221,9 @@ class CellRank:
                 return self._command(message)
             case Close():
                 self._claims.next_step(message.items)
-                return learner.close(message)
+                return learner.close(message, self._tell_writing)
             case Save():
-                return learner.save(message.step, message.fields, message.state, message.seconds)
+                return learner.save(message.step, message.fields, message.state, message.seconds, self._tell_writing)
             case Export():
                 return learner.export(message)
             case Update():

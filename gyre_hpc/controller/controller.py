@@ -112,6 +112,8 @@ class Controller:
         self._closing = False
         """Whether the activity is a step's close: the cells can't be got out of it."""
         self._given_up = False
+        self._writing = 0.0
+        """Seconds that the checkpoint of the step that is being closed may take on top of the rest."""
         self._step_started = time.monotonic()
         self._progress_at = time.monotonic()
         self._changes = Changes(client)
@@ -262,9 +264,12 @@ class Controller:
             self._decisions.extend(self.policy.on(claimed))
 
     def _take_notes(self) -> None:
-        """Engines that died."""
+        """Engines that died, and how long the core may be at its checkpoint."""
         while (found := self.asking.lines.note()) is not None:
             cell = found[0] - 1
+            if "writing" in found[1]:
+                self._writing = found[1]["writing"]
+                continue
             self.revival.hear(cell, found[1]["died"])
             self._decisions.extend(self.policy.on(self._capacity_of(cell)))
 
@@ -305,6 +310,8 @@ class Controller:
     def _start(self) -> Generator[None, None, None]:
         """Engines up, checkpoint restored, its weights on every engine, routes open, the ledger read: a burst's boundary."""
         step = self.saved.step if self.saved else 0
+        if self.attempt > 1:
+            self.events.emit("resume", attempt=self.attempt, step=step)
         reports = yield from self.asking.agree(Start(step), "start of the cells", self._start_patience)
         if self.saved:
             reconcile(self.saved, self.paths, self.events)
@@ -355,7 +362,8 @@ class Controller:
             fields=fields,
             state=self._state(self.policy.snapshot()),
         )
-        reports = yield from self.asking.agree(message, f"step {step}", self.config.deadlines.step)
+        self._writing = 0.0
+        reports = yield from self.asking.agree(message, f"step {step}", lambda: self.config.deadlines.step + self._writing)
         self._feeding.closed()
         core = reports[0]
         self._told = core["fields"]

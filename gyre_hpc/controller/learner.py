@@ -16,7 +16,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from gyre_hpc.controller.offer import Offer
 from gyre_hpc.controller.place import Place, hold_address, own_host, share_address
 from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.rows import Rows
-from gyre_hpc.controller.saving import save
+from gyre_hpc.controller.saving import Limits, save
 from gyre_hpc.controller.snapshots import Snapshots
 from gyre_hpc.controller.sums import into_core
 from gyre_hpc.errors import PeerLost
@@ -208,8 +208,11 @@ class Learner:
                 sums = replace(self.actor.accumulate(rows), seconds=time.monotonic() - began)
             self._sums = sums if self._sums is None else self._sums + sums
 
-    def close(self, message: Close) -> dict[str, Any]:
-        """The step is over: sums over the prefix, the core's optimizer step, new weights for satellites that stay."""
+    def close(self, message: Close, tell: Callable[[float], None] = lambda seconds: None) -> dict[str, Any]:
+        """The step is over: sums over the prefix, the core's optimizer step, new weights for satellites that stay, the checkpoint.
+
+        `tell`, see `save`.
+        """
         self._items = []
         self._rows.forget()
         if self.place.cell >= message.prefix:
@@ -223,6 +226,8 @@ class Learner:
         report = self._step(message, gradient, Sums.of(sums)) if self.place.is_core else {}
         if message.refresh and message.prefix > 1:
             self._refresh(message.prefix)
+        if message.checkpoint and self.place.is_core:  # behind what others wait for
+            report.update(self.save(message.step, report["fields"], message.state, self.config.deadlines.step, tell))
         self.actor.zero()
         self._sums = None
         report["reduce_seconds"] = round(reduced - began, 4)
@@ -246,19 +251,24 @@ class Learner:
             "lr": metrics.lr,
             "step_seconds": round(time.monotonic() - began, 4),
         }
-        report: dict[str, Any] = {"fields": fields}
-        if message.checkpoint:
-            report.update(self.save(message.step, fields, message.state, self.config.deadlines.step))
-        return report
+        return {"fields": fields}
 
-    def save(self, step: int, fields: dict[str, Any], state: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """The checkpoint of a step that is over: all ranks of the core."""
+    def save(
+        self,
+        step: int,
+        fields: dict[str, Any],
+        state: dict[str, Any],
+        deadline: float,
+        tell: Callable[[float], None] = lambda seconds: None,
+    ) -> dict[str, Any]:
+        """The checkpoint of a step that is over: all ranks of the core. `tell` hears how many seconds it may take on top of `deadline`."""
         if not self.place.is_core:
             return {}
         if self.core.version != step:
             raise RuntimeError(f"a checkpoint of step {step} is asked of weights of version {self.core.version}")
         run = RunState(step, step, policy={**state, "fields": fields})
-        return {"checkpoint": save(self._cell, self.paths, self.config.checkpoint.keep, self.core, run, deadline)}
+        limits = Limits(deadline, self.config.checkpoint.slowest_write, tell)
+        return {"checkpoint": save(self._cell, self.paths, self.config.checkpoint.keep, self.core, run, limits)}
 
     def _refresh(self, prefix: int) -> None:
         """The burst goes on: the satellites in training take the stepped weights."""

@@ -3,8 +3,10 @@
 A checkpoint of terabytes can't be read by one process in time. So rank 0 looks at markers, sizes and the small `state.h5` only; each rank
 of the core then reads the shard that it is about to load, side by side with the others (and its node's page cache has it for the load).
 Invariants: no rank loads a shard before every byte of every shard was found right, and what is then loaded is checked a second time by
-HDF5's own checksums; where one shard is damaged all ranks pass on to the next older checkpoint together; a run that had checkpoints never
-begins anew in silence. The deadline grows with the bytes (`patience`), and who reads says every few seconds how far it is.
+HDF5's own checksums; where one shard is damaged all ranks pass on to the next older checkpoint together; those that were passed by are set
+aside, so that no later attempt takes one up whose weights are given up by now; another model is refused before a shard is read; a run that
+had checkpoints never begins anew in silence. The deadline grows with the bytes (`patience`), and who reads says every few seconds how far
+it is.
 Ordering key: checkpoints, newest first.
 """
 
@@ -17,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cells.waiting import DeadlineExceeded, wait
-from gyre_hpc.checkpoint import STATE, Checkpoint, candidates, damage, model_fingerprint, skip
+from gyre_hpc.checkpoint import STATE, Checkpoint, candidates, core_name, damage, model_fingerprint, set_aside, skip, step_of
 from gyre_hpc.config import Config
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
-from gyre_hpc.events import read_events
+from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ def agree(ranks: Communicators, config: Config, paths: RunPaths, base: Path) -> 
     """
     world, limit = ranks.world, config.deadlines.start
     leads = world.Get_rank() == 0
-    offers = _offers(config, paths) if leads else iter(())
+    passed = Passed()
+    offers = _offers(config, paths, base, passed) if leads else iter(())
     while True:
         found = next(offers, None)
         meet(world, "rank 0 to find the newest checkpoint", limit)
@@ -57,23 +60,50 @@ def agree(ranks: Communicators, config: Config, paths: RunPaths, base: Path) -> 
         reasons = world.gather(why, root=0)
         damaged = [reason for reason in reasons if reason is not None] if reasons is not None else []
         for reason in damaged:
-            skip(found.directory, reason)
+            passed.by(found.directory, reason)
         if world.bcast(not damaged, root=0):
             break
     if leads:
         _settle(found, config, paths, base)
+        if found is not None:
+            passed.set_aside(EventLog(paths.events))
     return found
 
 
-def _offers(config: Config, paths: RunPaths) -> Iterator[Checkpoint]:
-    """Candidates; one of another number of core ranks is refused before anything of it is read."""
+class Passed:
+    """Checkpoints that were not used, with the reasons."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Path, list[str]] = {}
+
+    def by(self, directory: Path, why: str) -> None:
+        """This one is not, and says so."""
+        skip(directory, why)
+        self._reasons.setdefault(directory, []).append(why)
+
+    def set_aside(self, events: EventLog) -> None:
+        """An older one is taken: none of them may be found again."""
+        for directory, reasons in self._reasons.items():
+            why = "; ".join(reasons)
+            try:
+                kept = set_aside(directory).name
+            except OSError as error:
+                logger.warning("%s can't be set aside (%s): remove it before the run is resumed again", directory, error.strerror)
+                continue
+            logger.warning("checkpoint %s is kept as %s, for whoever wants to look at it: nothing uses it any more", directory.name, kept)
+            events.emit("checkpoint.damaged", step=step_of(directory), why=why, kept=kept)
+
+
+def _offers(config: Config, paths: RunPaths, base: Path, passed: Passed) -> Iterator[Checkpoint]:
+    """Candidates; one of another model, or number of core ranks, is refused before any shard of it is read."""
     core_ranks = config.cells.nodes_per_cell * config.cells.ranks_per_node
-    for found in candidates(paths):
+    for found in candidates(paths, passed.by):
         if found.core_ranks != core_ranks:
             raise ConfigError(
                 f"can't resume: the checkpoint has core ranks {found.core_ranks}, this run has {core_ranks}",
                 "set cells.nodes_per_cell and cells.ranks_per_node as in the checkpoint",
             )
+        found.require(model_fingerprint(base), core_ranks)
         yield found
 
 
@@ -90,10 +120,12 @@ def _check_own(ranks: Communicators, checkpoint: Checkpoint) -> str | None:
 
 
 class Progress:
-    """How far the reading of one file is, as lines in the log: one every few seconds, and one at the end where it took that long."""
+    """How far one file is, as lines in the log: one every few seconds, and one at the end where it took that long."""
 
-    def __init__(self, name: str, total: int, every: float = TELL, log: Callable[[str], None] = logger.info) -> None:
-        self._name, self._total, self._every, self._log = name, total, every, log
+    def __init__(
+        self, name: str, total: int, every: float = TELL, log: Callable[[str], None] = logger.info, what: str = "read and checked so far"
+    ) -> None:
+        self._name, self._total, self._every, self._log, self._what = name, total, every, log, what
         self._done = 0
         self._began = self._told = time.monotonic()
 
@@ -103,12 +135,12 @@ class Progress:
         now = time.monotonic()
         if now - self._told >= self._every:
             self._told = now
-            self._say("read and checked so far", now)
+            self._say(self._what, now)
 
     def end(self) -> None:
         """No more comes."""
         if self._told > self._began or time.monotonic() - self._began >= self._every:
-            self._say("read and checked", time.monotonic())
+            self._say(self._what.removesuffix(" so far"), time.monotonic())
 
     def _say(self, what: str, now: float) -> None:
         seconds = now - self._began
@@ -130,7 +162,7 @@ def _settle(checkpoint: Checkpoint | None, config: Config, paths: RunPaths, base
         logger.warning(
             "the newest usable checkpoint is of step %d, there was one of step %d: the steps between are done again", checkpoint.step, told
         )
-    checkpoint.require(model_fingerprint(base), config.cells.nodes_per_cell * config.cells.ranks_per_node)
+    checkpoint.require(model_fingerprint(base), config.cells.nodes_per_cell * config.cells.ranks_per_node, core_name(0))
 
 
 _SLOW_START = "see mpi.log; raise deadlines.start if they are slow; the same command resumes"

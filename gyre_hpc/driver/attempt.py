@@ -27,7 +27,7 @@ from gyre_hpc.driver import disk
 from gyre_hpc.driver.allocation import Allocation, Placement
 from gyre_hpc.driver.children import MARK, POLL, SUPERVISOR, Children, Starters
 from gyre_hpc.driver.ending import stop_all, verdict
-from gyre_hpc.driver.history import last_checkpoint, next_attempt
+from gyre_hpc.driver.history import next_attempt
 from gyre_hpc.driver.inputs import check_inputs
 from gyre_hpc.driver.launcher import Child, Launcher, Surroundings, started
 from gyre_hpc.driver.lines import printer, say
@@ -120,8 +120,6 @@ class Attempt:
         self.events.emit("run.start", attempt=self.number, launcher=where.launcher, job=where.job, nodes=list(where.nodes), **facts)
         if self.world.placement.straddling:
             log.info("%d cells straddle switches: %s", self.world.placement.straddling, facts["switches"])
-        if self.number > 1:
-            self.events.emit("resume", attempt=self.number, step=last_checkpoint(self.paths))
 
     def _start(self) -> None:
         world, limit = self.world, self.config.deadlines.start

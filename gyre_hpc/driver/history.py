@@ -1,4 +1,4 @@
-"""What the attempts of a run have left: numbers, the newest checkpoint, whether all is done. Reads only; the event log is the truth."""
+"""What the attempts of a run have left: numbers, whether all is done. Reads only; the event log is the truth."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ def next_attempt(paths: RunPaths) -> int:
     ]
     numbers += [int(event["attempt"]) for event in read_events(paths.events) if event["kind"] == "run.start"]
     return max(numbers, default=0) + 1
-
-
-def last_checkpoint(paths: RunPaths) -> int:
-    """The step of the newest checkpoint that the event log tells of; 0 if there is none."""
-    return max((int(event["step"]) for event in read_events(paths.events) if event["kind"] == "checkpoint"), default=0)
 
 
 def is_finished(paths: RunPaths, config: Config) -> bool:

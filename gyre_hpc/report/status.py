@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from gyre_hpc.checkpoint import aside
 from gyre_hpc.controller.live import read_live
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
@@ -36,6 +37,7 @@ def collect(paths: RunPaths) -> dict[str, Any]:
         "loss": last.get("loss"),
         "staleness_mean": last.get("staleness_mean"),
         "checkpoint": summary.checkpoint,
+        "damaged": [path.name for path in aside(paths)],
         "transfers": len(summary.transfers),
         "transfers_while_live": summary.live_transfers,
         "endings": dict(summary.endings),
@@ -64,6 +66,8 @@ def render(found: dict[str, Any]) -> str:
     if found["steps"]:
         lines.append(f"transfers: {found['transfers']}, {found['transfers_while_live']} of them while executions were live")
         lines.extend(found["placement"])
+    if found["damaged"]:
+        lines.append(f"checkpoints that could not be used and are kept: {', '.join(found['damaged'])}")
     if found["warnings"]:
         lines.append(f"warnings: {found['warnings']} forks of histories that nothing explains (warning.fork in events.jsonl)")
     live = found["live"]

@@ -171,7 +171,7 @@ class _Reading:
                     self.scores.append((at, float(event["score"])))
             case "execution.lost":
                 self.lost[str(event.get("reason", "lost"))] += 1
-            case "checkpoint":
+            case "checkpoint" | "resume":
                 self.checkpoint = int(event["step"])
             case "failure":
                 self.failures.append(event)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cells.communicators import Communicators, Layout
-from gyre_hpc.checkpoint import Checkpoint, Part, core_name, damage, latest, model_fingerprint
-from gyre_hpc.checkpoint_writer import save
+from gyre_hpc.checkpoint import Checkpoint, Part, aside, core_name, damage, latest, model_fingerprint
+from gyre_hpc.checkpoint_writer import begin, commit, save, write_core, write_state
 from gyre_hpc.configfile import check
 from gyre_hpc.controller.restoring import Progress, agree, meet, patience
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
-from gyre_hpc.events import EventLog
+from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.paths import RunPaths
 from tests.cells.ranks import run_ranks
 from tests.test_checkpoint import core_state, run_state
@@ -93,6 +94,9 @@ def test_all_ranks_pass_on_together_from_a_damaged_shard(run: RunPaths, tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("passed") == 3
     assert done.stdout.count("does not match its digest") == 6
+    assert done.stdout.count("nothing uses it any more") == 3
+    assert [path.name for path in aside(RunPaths(tmp_path / "cases/both"))] == ["step-000002.damaged", "step-000003.damaged"]
+    assert aside(RunPaths(tmp_path / "cases/none")) == [], "there is nothing to go on from: a person decides"
     assert "step-000003 skipped: core-rank00001.h5 does not match its digest" in done.stdout
 
 
@@ -115,23 +119,45 @@ def test_a_run_begins_without_checkpoint_once_only(tmp_path: Path) -> None:
         agree(alone(), config, paths, tmp_path)
 
 
-def test_another_core_is_refused_before_its_shards_are_read_and_another_model_behind_them(run: RunPaths, tmp_path: Path) -> None:
+def test_another_core_or_model_is_refused_before_any_shard_is_read(run: RunPaths, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="core ranks 2, this run has 1"):
         agree(alone(), check({}, "test"), run, tmp_path / "model")
     two = check({"cells": {"ranks_per_node": 2}}, "test")
     assert agree(alone(), two, run, tmp_path / "model") == latest(run)
     (tmp_path / "model/tokenizer.json").write_text("{}")
+    for shard in run.checkpoint(3).glob("core-rank*"):
+        flip(shard, 3000)
     with pytest.raises(ConfigError, match="the checkpoint has model X"):
         agree(alone(), two, run, tmp_path / "model")
+    assert aside(run) == [], "nothing was found damaged"
+
+
+def test_one_whose_small_file_does_not_tell_its_model_is_refused_behind_its_shards(run: RunPaths, tmp_path: Path) -> None:
+    partial = begin(run, 4)
+    cores = [write_core(partial, core_state(rank, 2, 600, 4)) for rank in range(2)]
+    commit(partial, [*cores, write_state(partial, run_state(4))], 9)
+    with pytest.raises(ConfigError, match=r"the checkpoint has model M #1"):
+        agree(alone(), check({"cells": {"ranks_per_node": 2}}, "test"), run, tmp_path / "model")
 
 
 def test_a_state_or_marker_that_is_damaged_is_seen_by_rank_0(run: RunPaths, tmp_path: Path) -> None:
     flip(run.checkpoint(3) / "state.h5", 2000)
     marker = run.checkpoint(2) / "COMPLETE"
     marker.write_text(marker.read_text().replace('"step": 2', '"step": 3'))
-    found = agree(alone(), check({"cells": {"ranks_per_node": 2}}, "test"), run, tmp_path / "model")
+    two = check({"cells": {"ranks_per_node": 2}}, "test")
+    found = agree(alone(), two, run, tmp_path / "model")
     assert found is not None
     assert found.step == 1
+    assert [path.name for path in aside(run)] == ["step-000002.damaged", "step-000003.damaged"]
+    told = [(event["kind"], event["step"], event["kept"]) for event in read_events(run.events)]
+    assert told == [("checkpoint.damaged", step, f"step-00000{step}.damaged") for step in (3, 2)]
+    shutil.copytree(run.checkpoint(1), run.checkpoint(3))
+    again = agree(alone(), two, run, tmp_path / "model")
+    assert again is not None
+    assert again.step == 1
+    assert (run.checkpoints / "step-000003.damaged-1").is_dir(), "both are kept"
+    for path in aside(run):
+        assert (path / "COMPLETE").is_file(), "as they were"
 
 
 def test_a_read_may_take_as_long_as_its_largest_shard_at_the_slowest() -> None:

@@ -71,6 +71,8 @@ def test_status_of_a_run_at_work_and_of_one_that_failed(run: RunPaths) -> None:
     assert "warnings" not in text
     log.emit("warning.fork", execution=0, call=1, difference="drift", messages=4)
     assert "warnings: 1 forks of histories that nothing explains" in status.render(status.collect(run))
+    (run.checkpoints / "step-000003.damaged").mkdir(parents=True)
+    assert "checkpoints that could not be used and are kept: step-000003.damaged" in status.render(status.collect(run))
     assert "warnings: forks" in html.render(run, html.summarise(html.read_events(run.events)))
     log.emit("failure", what="the gateway was killed", remedy="the same command resumes")
     log.emit("run.end", status="stopped", exit_code=75)

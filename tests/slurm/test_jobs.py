@@ -82,7 +82,7 @@ def test_sbatch_requeued_twice_resumes_and_takes_every_step_once(slurm: Cluster,
         hold(paths.root, 25 if attempt == 1 else None)
     until("end", lambda: any(event["status"] == "done" for event in kinds(paths, "run.end")))
     assert_each_step_once(paths, 60)
-    assert [event["attempt"] for event in kinds(paths, "resume")] == [2, 3]
+    assert [event["attempt"] for event in kinds(paths, "run.start")] == [1, 2, 3]
     assert sorted(p.name for p in paths.logs.iterdir()) == ["attempt-001", "attempt-002", "attempt-003"]
     assert {p.name: p.read_text() for p in paths.root.glob("seen-*-3")} == {f"seen-n{i}-3": f"n{i}" for i in range(1, 5)}
     assert [(paths.root / f"rank-{rank}-3").read_text() for rank in range(4)] == ["n1", "n2", "n3", "n4"]
