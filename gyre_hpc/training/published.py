@@ -74,7 +74,7 @@ def _units(held: Sharded) -> list[list[str]]:
     return list(units.values())
 
 
-def write_files(folder: Path, weights: Iterable[tuple[str, torch.Tensor]], limit: int = FILE_BYTES) -> None:
+def write_files(folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Write `weights` as safetensors into `folder`, as `from_pretrained` reads them: one file, or several and their index.
 
     Raises OSError, SafetensorError.
@@ -91,7 +91,7 @@ def write_files(folder: Path, weights: Iterable[tuple[str, torch.Tensor]], limit
         pending.clear()
 
     for name, tensor in weights:
-        if pending and size + tensor.nbytes > limit:
+        if pending and size + tensor.nbytes > FILE_BYTES:
             flush()
             size = 0
         pending[name] = tensor

@@ -1,6 +1,6 @@
 """Core cells of several ranks, as a program: `python -m tests.training.core_process MODEL`, jobs as JSON on standard input.
 
-A job is {run, world, steps, dtype}: its ranks step on fixed rows until `steps`, checkpoint after each step, leave weights and norms
+A job is {run, world, steps, dtype, stage}: its ranks step on fixed rows until `steps`, checkpoint after each step, leave weights and norms
 in `run`, and begin at the newest checkpoint there. Ranks are forked, so that the imports (seconds) are paid once for all jobs.
 """
 
@@ -29,7 +29,8 @@ from tests.training.conftest import TRAINING, make_rows
 
 def rank_main(model: str, job: dict[str, Any], port: int, rank: int) -> None:
     world, paths = job["world"], RunPaths(Path(job["run"]))
-    core = Core(Path(model), check({"training": TRAINING, "model": {"dtype": job["dtype"]}}, "test"), rank, world, f"127.0.0.1:{port}")
+    training = {**TRAINING, "deepspeed": {"zero_optimization": {"stage": job["stage"]}}}
+    core = Core(Path(model), check({"training": training, "model": {"dtype": job["dtype"]}}, "test"), rank, world, f"127.0.0.1:{port}")
     found = latest(paths)
     if found is not None:
         core.load_state(read_core(found, rank))
@@ -38,7 +39,8 @@ def rank_main(model: str, job: dict[str, Any], port: int, rank: int) -> None:
         core.zero()
         core.accumulate(make_rows(8, seed=core.version)[rank::world])
         gradient = torch.from_numpy(core.gradient())
-        torch.distributed.all_reduce(gradient)
+        if not core.sharded:
+            torch.distributed.all_reduce(gradient)
         norms.append(core.step(gradient.numpy(), 8).grad_norm)
         save(paths, core)
     np.save(paths.root / f"weights-rank{rank}.npy", core.snapshot())
@@ -56,13 +58,14 @@ def save(paths: RunPaths, core: Core) -> None:
     parts: list[Any] = [None] * core.world
     torch.distributed.all_gather_object(parts, write_core(partial, core.state()))
     if core.rank == 0:
-        commit(partial, [*parts, write_state(partial, RunState(core.version, core.version))], keep=9)
+        commit(partial, [*parts, write_state(partial, RunState(core.version, core.version), core.state().identity)], keep=9)
     torch.distributed.barrier()
 
 
 def main(model: str, jobs: list[dict[str, Any]]) -> None:
     import_deepspeed()
-    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")  # the engine's own late import, seconds for each rank
+    for late in ("deepspeed.runtime.zero.muon.muon_optimizer", "torch.distributed.fsdp"):  # seconds for each rank
+        importlib.import_module(late)
     context = multiprocessing.get_context("fork")
     for job in jobs:
         with socket.socket() as s:

@@ -26,8 +26,9 @@ from gyre_hpc.config import Config
 from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.paths import RunPaths
-from gyre_hpc.training.actor import Core, Satellite, published
+from gyre_hpc.training.actor import Core, Satellite
 from gyre_hpc.training.loss import Sums
+from gyre_hpc.training.published import published
 from tests.ports import free_port
 from tests.training.conftest import TRAINING, make_rows
 
@@ -248,10 +249,23 @@ def test_models_that_cannot_be_trained_are_refused(tmp_path: Path, model_dir: Pa
 
 @pytest.fixture(scope="module")
 def cells(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Core cells in processes of their own: two ranks straight through, two ranks stopped and resumed, one in bfloat16."""
-    root: Path = tmp_path_factory.mktemp("cells")
-    runs = (("straight", 2, 3, "float32"), ("resumed", 2, 2, "float32"), ("resumed", 2, 3, "float32"), ("bfloat16", 1, 1, "bfloat16"))
-    jobs = [{"run": str(root / name), "world": world, "steps": steps, "dtype": dtype} for name, world, steps, dtype in runs]
+    """Core cells in processes of their own: two ranks straight through, two ranks stopped and resumed."""
+    return ran(model_dir, tmp_path_factory.mktemp("cells"), ("straight", 2, 3, 1), ("resumed", 2, 2, 1), ("resumed", 2, 3, 1))
+
+
+@pytest.fixture(scope="module")
+def few(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One in bfloat16, and one of two ranks with shards of the model."""
+    return ran(model_dir, tmp_path_factory.mktemp("few"), ("bfloat16", 1, 1, 1), ("sharded", 2, 3, 3))
+
+
+def ran(model_dir: Path, root: Path, *runs: tuple[str, int, int, int]) -> Path:
+    """Runs of (name, which may be a dtype, ranks, steps, stage), in `root`."""
+    names = ("run", "world", "steps", "stage", "dtype")
+    jobs = [
+        dict(zip(names, (str(root / name), world, steps, stage, name if name == "bfloat16" else "float32"), strict=True))
+        for name, world, steps, stage in runs
+    ]
     command = [sys.executable, "-m", "tests.training.core_process", str(model_dir)]
     done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -288,10 +302,31 @@ def test_two_core_ranks_resume_bit_equal(cells: Path) -> None:
     assert (found.step, found.core_ranks) == (3, 2)
 
 
-def test_bfloat16_trains_with_float32_masters(cells: Path) -> None:
-    found = latest(RunPaths(cells / "bfloat16"))
+def test_ranks_with_a_shard_each_step_like_one_with_the_whole(core: Core, few: Path) -> None:
+    norms = []
+    for step in range(3):
+        core.zero()
+        core.accumulate(make_rows(EXECUTIONS, seed=step))
+        norms.append(core.step(core.gradient(), EXECUTIONS).grad_norm)
+    for rank in range(2):
+        assert np.load(few / "sharded" / f"norms-rank{rank}.npy").tolist() == pytest.approx(norms, rel=1e-3)
+    found = latest(RunPaths(few / "sharded"))
     assert found is not None
-    rounded = weights(cells / "bfloat16", 0)
+    states = [read_core(found, rank) for rank in range(2)]
+    joined = np.concatenate([state.arrays["master/0"] for state in states])
+    assert np.array_equal(joined, np.concatenate([weights(few / "sharded", rank) for rank in range(2)]))
+    pieces: dict[str, list[NDArray[np.float32]]] = {}
+    for name, _, offset, length in states[1].table:
+        pieces.setdefault(name, []).append(joined[offset : offset + length])
+    assert list(pieces) == [name for name, _ in core.model.named_parameters()]
+    assert np.abs(np.concatenate([part for parts in pieces.values() for part in parts]) - core.snapshot()).max() < 1e-4
+    assert {state.parameters for state in states} == {core.size}
+
+
+def test_bfloat16_trains_with_float32_masters(few: Path) -> None:
+    found = latest(RunPaths(few / "bfloat16"))
+    assert found is not None
+    rounded = weights(few / "bfloat16", 0)
     master = read_core(found, 0).arrays["master/0"][: len(rounded)]
     assert master.dtype == np.float32
     assert np.array_equal(torch.from_numpy(master).bfloat16().float().numpy(), rounded)
