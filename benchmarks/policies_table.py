@@ -92,9 +92,9 @@ def draw_pictures(found: Mapping[str, Measured], folder: Path) -> None:
     """`real-NAME.svg` and `simulated-NAME.svg` of one run of each policy."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, m in found.items():
-        events = list(read_events(RunPaths(m.run).events))
+        summary = summarise(read_events(RunPaths(m.run).events))
         file = name.replace(" ", "-").replace("+", "-")
-        (folder / f"real-{file}.svg").write_text(draw_run(summarise(events), float(events[0]["t"]), began=m.began))
+        (folder / f"real-{file}.svg").write_text(draw_run(summary, summary.zero, began=m.began))
         (folder / f"simulated-{file}.svg").write_text(draw_work(m.outcome, m.standalone))
 
 

@@ -57,9 +57,7 @@ def gantt(
     height = top + pitch * (len(drawn) + bool(together)) + BOTTOM
     scale = Scale.of((0.0, max(seconds, 1e-3)), (0.0, 1.0), WIDTH, height)
     parts = [_line(scale, at, top - 6, height - BOTTOM, title) for at, title in marks]
-    parts += [f'<text x="{scale.x(at):.1f}" y="{TOP - 2}" text-anchor="middle" class="label">{escape(text)}</text>' for at, text in numbers]
-    if numbers:
-        parts.append(f'<text x="{LEFT - 6}" y="{TOP - 2}" text-anchor="end" class="label">step</text>')
+    parts += _numbers(scale, numbers)
     y = float(top)
     if together:
         parts.append(_columns(scale, y, pitch, together, _mean([_shares(bars, seconds) for _, bars in rows]), names or {}))
@@ -144,6 +142,18 @@ def _columns(scale: Scale, y: float, pitch: int, name: str, shares: Mapping[str,
                 last = value
         parts.append(f'<path d="{"".join(path)}H{LEFT + _COLUMN * len(at)}V{bottom:g}Z" fill="var(--{colour})"/>')
     return "".join([*parts, "</g>"])
+
+
+def _numbers(scale: Scale, numbers: Sequence[tuple[float, str]]) -> list[str]:
+    """In a line above the rows, without those that would stand on the one before."""
+    found = [f'<text x="{LEFT - 6}" y="{TOP - 2}" text-anchor="end" class="label">step</text>'] if numbers else []
+    free = 0.0
+    for at, text in numbers:
+        x, half = scale.x(at), 3.5 * len(text) + 2
+        if x - half >= free:
+            found.append(f'<text x="{x:.1f}" y="{TOP - 2}" text-anchor="middle" class="label">{escape(text)}</text>')
+            free = x + half
+    return found
 
 
 def _gap(pitch: int) -> int:

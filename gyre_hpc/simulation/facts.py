@@ -75,6 +75,8 @@ class Facts:
     """The workload without what executions waited for one another, where that is known and not nothing."""
     assumed: frozenset[str] = frozenset()
     """Names of what neither the file nor an option told; of `costs` with `seconds_` before them."""
+    given: frozenset[str] = frozenset()
+    """Names of what options told."""
 
     @property
     def work(self) -> Recorded:
@@ -109,32 +111,34 @@ def gather(path: Path, given: Given) -> Facts:
             raise ConfigError(f"{path} is a folder without config.yaml", "give a run's directory, or a file of durations")
         found, costs, assumed = _of_run(see(paths.config).config, list(read_events(paths.events)))
         workload_path = paths.events
-    for name in ("groups_per_step", "group_size", "steps", "slots_per_node", "smallest_cell"):
-        value = getattr(given, name)
-        if value is not None:
-            found[name] = value
+    workload = read_recorded(workload_path)
+    options = {
+        name for name in ("groups_per_step", "group_size", "steps", "slots_per_node", "smallest_cell") if getattr(given, name) is not None
+    }
+    found |= {name: getattr(given, name) for name in options}
     for name, value in (("steps", DEFAULT_STEPS), ("smallest_cell", 1), ("group_size", 8)):
         if name not in found:
             found[name] = value
             assumed.add(name)
-    if given.beta == 0.0:
-        assumed.add("beta")
+    (assumed if given.beta == 0.0 else options).add("beta")
     needed = {"groups_per_step": "--groups-per-step", "slots_per_node": "--slots-per-node"}
     missing = [option for name, option in needed.items() if name not in found]
     if given.train_node_hours is not None and "groups_per_step" in found:
         found["train_group"] = given.train_node_hours * 3600 / found["groups_per_step"]
+        options.add("train_group_node_seconds")
     if "train_group" not in found:
         missing.append("--train-node-hours")
     if missing:
         raise ConfigError(f"{path} does not tell everything that a plan needs", f"give {', '.join(missing)}")
-    workload = read_recorded(workload_path)
     crowd = found.pop("crowd", None)
     if crowd is not None:
         work = without_waiting(workload, *crowd)
         found["uncrowded"] = work if work.mean < (1 - CROWDED) * workload.mean else None
     if given.group_spread is not None:
         workload = replace(workload, spread=given.group_spread)
-    return Facts(workload=workload, costs=costs, beta=given.beta, origin=str(path), assumed=frozenset(assumed), **found)
+    (assumed if given.group_spread is None else options).add("group_spread")
+    found |= {"assumed": frozenset(assumed), "given": frozenset(options)}
+    return Facts(workload=workload, costs=costs, beta=given.beta, origin=str(path), **found)
 
 
 def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], Costs, set[str]]:
@@ -150,7 +154,7 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         "staleness_bound": config.schedule.staleness_bound,
     }
     told = _told(config, summary)
-    works = training_of_groups(summary, float(events[0]["t"]) if events else 0.0, nodes)
+    works = training_of_groups(summary, nodes)
     if told:
         found["train_group"] = fmean(told.values())
     elif works:
@@ -165,6 +169,7 @@ def _of_run(config: Config, events: Sequence[Mapping[str, Any]]) -> tuple[dict[s
         "seconds_publish": any(e["kind"] == "publish" for e in events),
         "seconds_close": bool(summary.steps),
         "seconds_grain": bool(told),
+        "seconds_hand_over": False,  # what executions lose that change their engine is in their own durations
     }
     return found, _costs(config, summary, events), {name for name, is_seen in seen.items() if not is_seen}
 
@@ -266,14 +271,11 @@ def _schedule(config: Config, events: Sequence[Mapping[str, Any]], steps: int) -
     )
 
 
-def training_of_groups(summary: Summary, zero: float, nodes: int) -> list[float]:
-    """Node-seconds in training for each group of each step: what cells of `nodes` nodes spent between two steps' ends.
-
-    `zero` is the time of the log's first event.
-    """
+def training_of_groups(summary: Summary, nodes: int) -> list[float]:
+    """Node-seconds in training for each group of each step: what cells of `nodes` nodes spent between two steps' ends."""
     works, before = [], 0.0
     for step in summary.steps:
-        end = float(step["t"]) - zero
+        end = float(step["t"]) - summary.zero
         spent = sum(max(0.0, min(s.end, end) - max(s.start, before)) for s in summary.spans if s.state == "training")
         groups = len(step["groups"])
         if groups and spent > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gyre_hpc.report.summary import Span, Summary
-from gyre_hpc.report.timeline import Row, gantt, pool_row
+from gyre_hpc.report.timeline import Row, every, gantt, pool_row
 from gyre_hpc.simulation.outcome import Outcome
 
 _COLOURS = {"starting": "muted", "rollout": "blue", "training": "pink", "transfer": "amber", "down": "muted"}
@@ -14,10 +14,12 @@ _STYLE = (
     "text{font:12px sans-serif;fill:#333}</style>"
 )
 MOST_CELLS = 40
+NUMBERED = 18
+"""Steps whose numbers stand above the rows, at most."""
 
 
 def draw(found: Outcome, standalone: int = 0) -> str:
-    """The SVG text of a run that was simulated with `record`. Beyond 40 cells only the first ones are drawn."""
+    """The SVG text of a run that was simulated with `record`. Beyond 40 cells only the first ones are drawn, as its axis says."""
     return _drawn(found.spans, found.steps, found.seconds, standalone)
 
 
@@ -45,12 +47,24 @@ def _drawn(spans: Sequence[Span], steps: Sequence[float], seconds: float, standa
     unit, name = (3600.0, "hours") if seconds >= 7200 else (1.0, "seconds")
     cells = sorted({span.cell for span in spans})
     rows: list[Row] = []
-    for cell in cells[:MOST_CELLS]:
+    for cell in cells:
         mine = [(s.start / unit, min(s.end, seconds) / unit, s.state) for s in spans if s.cell == cell and s.start < seconds]
         rows.append((f"cell {cell}", [(a, b, _COLOURS[state], f"{state} from {a:.2f} to {b:.2f}") for a, b, state in mine]))
+    most = len(rows) if len(rows) <= MOST_CELLS else MOST_CELLS
     if standalone:
-        rows.append(pool_row(standalone, seconds / unit))
+        rows.insert(most, pool_row(standalone, seconds / unit))
+    few = f", the first {most} of {len(cells)} cells" if most < len(cells) else ""
     marks = [(at / unit, f"step {number}") for number, at in enumerate(steps, start=1)]
+    each = every(len(steps), NUMBERED)
     shown = {span.state for span in spans} | ({"rollout"} if standalone else set())
-    svg = gantt(rows, seconds / unit, marks, name, [(state, colour) for state, colour in _COLOURS.items() if state in shown])
+    svg = gantt(
+        rows,
+        seconds / unit,
+        marks,
+        name + few,
+        [(state, colour) for state, colour in _COLOURS.items() if state in shown],
+        numbers=[(at / unit, str(number)) for number, at in enumerate(steps, start=1) if number % each == 0],
+        names={"blue": "rollout", "pink": "training", "amber": "transfer", "muted": "starting or down"},
+        most=most + bool(standalone),
+    )
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{_STYLE}", 1)

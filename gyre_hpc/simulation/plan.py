@@ -47,10 +47,13 @@ def plan(facts: Facts, nodes: int, staleness: float, seeds: int, tell: Callable[
         "modes": list(modes.values()),
         "slots": [{"scale": scale, "seconds": round(seconds, 1)} for scale, seconds in around],
         "cliff": _cliff(around),
+        "given": sorted(facts.given),
         "assumed": sorted(facts.assumed),
         "facts": {
             "executions": facts.workload.executions,
             "mean_seconds": round(facts.workload.mean, 2),
+            **({"mean_seconds_without_waiting": round(facts.work.mean, 2)} if facts.uncrowded is not None else {}),
+            **({"group_spread": facts.workload.spread} if facts.workload.spread else {}),
             "skipped_groups": round(len(facts.workload.void) / len(facts.workload.groups), 4),
             "groups_per_step": facts.groups_per_step,
             "group_size": facts.group_size,
@@ -104,8 +107,9 @@ def render(found: dict[str, Any]) -> str:
     """The plan as text."""
     best, facts = found["best"], found["facts"]
     out = [
-        f"{found['origin']}: {facts['executions']} executions of {facts['mean_seconds']:g} s on average; {found['nodes']} nodes, "
-        f"{found['searched']} candidates, {found['steps']} steps, {found['seeds']} seeds",
+        f"{found['origin']}: {_count(facts['executions'], 'execution')} of {facts['mean_seconds']:g} s on average; "
+        f"{_count(found['nodes'], 'node')}, {_count(found['searched'], 'candidate')}, {_count(found['steps'], 'step')}, "
+        f"{_count(found['seeds'], 'seed')}",
         "",
         f"best: {_named(best)}",
         f"  {' '.join(found['overrides'])}",
@@ -130,13 +134,21 @@ def render(found: dict[str, Any]) -> str:
     out += ["", "the best of each mode"]
     for mode in found["modes"]:
         out.append(f"  {_time(mode['seconds']):>9}  {mode['seconds'] / best['seconds']:5.2f}x  idle {mode['idle']:4.0%}  {_named(mode)}")
-    given = facts | {"steps": found["steps"]}
+    return "\n".join([*out, *_sources(found)])
+
+
+def _sources(found: dict[str, Any]) -> list[str]:
+    """Every number that the plan stands on, by where it is from."""
+    numbers = found["facts"] | {"steps": found["steps"]}
+    chosen = {*found["given"], *found["assumed"]}
+    out = []
     for title, names in (
-        ("taken from the file or the options:", [name for name in given if name not in found["assumed"]]),
-        ("assumed, for neither tells:", [name for name in given if name in found["assumed"]]),
+        (f"from {found['origin']}:", [name for name in numbers if name not in chosen]),
+        ("from the options:", [name for name in numbers if name in found["given"]]),
+        ("assumed, for neither tells:", [name for name in numbers if name in found["assumed"]]),
     ):
-        out += ["", title, f"  {', '.join(f'{name} {given[name]:g}' for name in names)}"] if names else []
-    return "\n".join(out)
+        out += ["", title, f"  {', '.join(f'{name} {numbers[name]:g}' for name in names)}"] if names else []
+    return out
 
 
 def _happened(trouble: dict[str, Any]) -> str:
@@ -158,6 +170,10 @@ def _named(one: dict[str, Any]) -> str:
     if one["mode"] == "async":
         cells, pool = f"{one['nodes_per_cell']} training", f" + {one['standalone']} rollout nodes"
     return f"{one['mode']}, {cells}{pool}, phi {one['phi']:g}, mu {one['mu']}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _time(seconds: float) -> str:

@@ -65,6 +65,11 @@ def test_some_of_many_numbers_are_shown(count: int, most: int, each: int) -> Non
     assert timeline.every(count, most) == each
 
 
+def test_numbers_do_not_stand_on_one_another() -> None:
+    picture = timeline.gantt([row("a", 1, 0.5)], 100.0, numbers=[(50.0, "100"), (51.0, "101"), (60.0, "102")])
+    assert [f">{number}<" in picture for number in (100, 101, 102)] == [True, False, True]
+
+
 def test_standalone_nodes_roll_out_whenever_they_are_not_starting() -> None:
     name, bars = timeline.pool_row(2, 100.0, [(0.0, 10.0), (50.0, 60.0)])
     assert name == "pool ×2"

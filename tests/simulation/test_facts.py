@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.configfile import check, dump
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.simulation.facts import Given, gather
 from gyre_hpc.simulation.replay import otherwise, replay
@@ -102,12 +102,39 @@ def test_what_a_file_of_durations_does_not_tell_is_asked_for(tmp_path: Path) -> 
 
 
 def test_what_nobody_tells_is_named_as_assumed(run: Path, tmp_path: Path) -> None:
-    assert gather(run, Given()).assumed == {"beta", "seconds_grain"}
+    found = gather(run, Given(steps=7, beta=0.5))
+    assert found.assumed == {"group_spread", "seconds_grain", "seconds_hand_over"}
+    assert found.given == {"steps", "beta"}
     file = tmp_path / "trace.jsonl"
     file.write_text('{"group": 1, "seconds": 3}\n')
     costs = {f"seconds_{name}" for name in ("to_training", "to_rollout", "hand_over", "close", "publish", "grain")}
     options = Given(groups_per_step=2, slots_per_node=1.0, train_node_hours=0.5, steps=3, smallest_cell=1, beta=0.1)
-    assert gather(file, options).assumed == {"group_size", *costs}
+    told = gather(file, options)
+    assert told.assumed == {"group_size", "group_spread", *costs}
+    assert told.given == {"groups_per_step", "slots_per_node", "train_group_node_seconds", "steps", "smallest_cell", "beta"}
+
+
+@pytest.mark.parametrize("lacking", ["nothing", "events", "executions"])
+def test_what_is_not_there_is_said_before_what_else_is_lacking(run: Path, tmp_path: Path, lacking: str) -> None:
+    events = RunPaths(run).events
+    if lacking == "executions":
+        events.write_text("")
+        words = "tells of no execution that ended"
+    else:
+        events.unlink()
+        words = r"No such file or directory; give a run's directory, or a file of JSON lines"
+    with pytest.raises(GyreError, match=words):
+        gather(tmp_path / "nowhere" if lacking == "nothing" else run, Given())
+
+
+def test_a_configuration_that_was_changed_first_is_no_time_of_the_run(run: Path) -> None:
+    """`config.change` may be the log's first line, hours before the run began."""
+    events = RunPaths(run).events
+    before = gather(run, Given())
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    change = {"seq": -1, "t": lines[0]["t"] - 9000.0, "kind": "config.change", "changes": {}}
+    events.write_text("".join(json.dumps(line) + "\n" for line in [change, *lines]))
+    assert gather(run, Given()) == before
 
 
 def test_a_way_back_that_no_cell_took_is_as_long_beside_the_way_there_as_in_the_paper(run: Path) -> None:
