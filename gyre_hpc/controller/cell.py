@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.02
 _SLOWEST = frozenset({"verify", "receive"})
 """Seconds in reports of which a cell's is that of its slowest rank."""
+_COUNTED = frozenset({"received", "fell_back"})
+"""Engines in reports of which a cell has as many as its ranks together."""
 
 
 class CellRank:
@@ -305,11 +307,11 @@ class CellRank:
 
 
 def _put_together(report: dict[str, Any], other: dict[str, Any]) -> None:
-    """The leader's report with that of another rank of its cell: all engines, the slowest's seconds, the first failure."""
+    """The leader's report with that of another rank of its cell: all engines and their counts, the slowest's seconds, the first failure."""
     report.setdefault("engines", {}).update(other.get("engines", {}))
     for name in _SLOWEST & set(other):
         report[name] = max(report.get(name, 0.0), other[name])
-    if "fell_back" in other:
-        report["fell_back"] = report.get("fell_back", 0) + other["fell_back"]
+    for name in _COUNTED & set(other):
+        report[name] = report.get(name, 0) + other[name]
     if "failed" in other:
         report.setdefault("failed", other["failed"])

@@ -94,7 +94,7 @@ class Keeper:
         `source`: those that serve receive from there; who does not get everything in half of the deadline loads from files.
         They have `deadline` seconds for that, and at least a quarter of it to be verified.
         Seconds of `load`, and of `verify`: every engine is asked for its version and for the canary's log-probs. With a source, of
-        `receive` too, and how many loaded from files after all (`fell_back`).
+        `receive` too, how many engines `received` it whole, and how many loaded from files after all (`fell_back`).
         """
         began = time.monotonic()
         end = began + deadline
@@ -123,7 +123,8 @@ class Keeper:
         if not received:
             return took
         whole = [seconds for seconds in received if seconds is not None]
-        return {**took, "receive": max(whole, default=0.0), "fell_back": float(len(received) - len(whole))}
+        counts = {"received": float(len(whole)), "fell_back": float(len(received) - len(whole))}
+        return {**took, "receive": max(whole, default=0.0), **counts}
 
     def _receive(self, server: EngineServer, source: str, version: int, deadline: float, received: list[float | None]) -> bool:
         """Whether it has the weights now; `received` gets the seconds, or None. Raises EngineFault where it is of no use any more."""

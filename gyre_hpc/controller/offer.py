@@ -96,7 +96,7 @@ class Offer:
             sent, self._broadcasts = self._broadcaster.withdraw(), False
         else:
             return {}
-        logger.info("sent %d bytes of weights to %d receivers in %.3f s", sent.bytes, sent.receivers, sent.seconds)
+        logger.info("sent %d bytes of weights to %d workers of engines in %.3f s", sent.bytes, sent.receivers, sent.seconds)
         return asdict(sent)
 
     def end(self) -> None:

@@ -51,12 +51,13 @@ class Publisher:
                 shutil.rmtree(old, ignore_errors=True)
         return phases
 
-    def _heard(self, receivers: int) -> None:
-        """How many took what was offered. What nobody can, as where NCCL finds no way, costs every publication its time, or its engines.
+    def _heard(self, received: int) -> None:
+        """How many engines took what was offered.
 
-        So `auto` gives it up: at the first failure if it never went well, else at the second in a row (an engine may have died in it).
+        What nobody can, as where NCCL finds no way, costs every publication its time, or its engines. So `auto` gives it up: at the first
+        failure if it never went well, else at the second in a row (an engine may have died in it).
         """
-        self._chances = 2 if receivers else self._chances - 1
+        self._chances = 2 if received else self._chances - 1
         if self._auto and not self._chances:
             self._offer = ""
             logger.warning("no engine received the weights: from now on all of them load files (publication.path = auto)")
@@ -71,13 +72,13 @@ def publish(
     serving: Sequence[int],
     offer: str = "",
     engines: int = 0,
-    heard: Callable[[int], None] = lambda receivers: None,
+    heard: Callable[[int], None] = lambda received: None,
 ) -> Generator[None, None, dict[str, float]]:
     """The core's weights to `directory`, then into every engine of the cells `serving`. Seconds of each phase; raises Resumable.
 
     `offer`, as in `Export`: the engines receive them from the core's memory (`receive`; `send` as the core saw it, in a broadcast `meet`
-    before it; none where that can't be done). `engines`: how many serve in those cells. `heard` is told how many received them, once the
-    offer is over.
+    before it; none where that can't be done). `engines`: how many serve in those cells. `heard` is told how many engines received
+    them, once the offer is over (what the core has sent it counts by workers).
     """
     phases, clock = {}, time.monotonic()
 
@@ -104,13 +105,14 @@ def publish(
     if source:
         answer = yield from asking.ask(0, Command("withdraw", version, "", deadlines.transfer), "end of the offer", deadlines.transfer)
         sent = (answer or {}).get("sent", {})
+        received, fell_back = (sum(int(report.get(name, 0)) for report in reports) for name in ("received", "fell_back"))
         if engines:
-            heard(int(sent.get("receivers", 0)))
+            heard(received)
         phases["send"] = round(float(sent.get("seconds", 0.0)), 4)
         if offer == "broadcast":
             phases["meet"] = round(float(sent.get("meet", 0.0)), 4)
-        if fell_back := sum(int(report.get("fell_back", 0)) for report in reports):
-            logger.warning("version %d: %d engines loaded it from files, %s received it", version, fell_back, sent.get("receivers"))
+        if fell_back:
+            logger.warning("version %d: %d engines loaded it from files, %d received it", version, fell_back, received)
     return phases
 
 

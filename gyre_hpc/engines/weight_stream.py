@@ -49,7 +49,8 @@ Weights = Sequence[tuple[str, torch.Tensor]]
 class Sent:
     """What a sender did: receivers that got everything, bytes over all, seconds from the first request to the last byte.
 
-    `meet`: seconds before, in which those of a broadcast came together (weight_broadcast.py).
+    A receiver is a worker: an engine may have several. `meet`: seconds before, in which those of a broadcast came together
+    (weight_broadcast.py).
     """
 
     receivers: int

@@ -17,7 +17,7 @@ from cells.epochs import Channel
 from cells.pump import Pump
 from gyre_hpc.config import Config
 from gyre_hpc.controller import cell
-from gyre_hpc.controller.cell import CellRank
+from gyre_hpc.controller.cell import CellRank, _put_together
 from gyre_hpc.controller.hearing import Hearing
 from gyre_hpc.controller.messages import Close, Message, Save, Stop, Work, encode
 from gyre_hpc.controller.place import Place
@@ -89,3 +89,17 @@ def test_a_micro_step_is_given_up_for_the_stop_and_no_other_is_taken(leads: bool
     assert rank._work_once() is False
     with pytest.raises(RuntimeError, match="one of its micro-steps was given up"):
         rank._finish_items(Close(1, 5, 1, 1, False, False))
+
+
+def test_a_cell_s_report_is_that_of_all_its_ranks() -> None:
+    report: dict[str, Any] = {"engines": {"0": {}}, "verify": 0.5, "received": 1.0}
+    _put_together(report, {"engines": {"1": {}}, "verify": 0.25, "receive": 2.0, "received": 1.0, "fell_back": 1.0, "failed": "late"})
+    _put_together(report, {"failed": "later"})
+    assert report == {
+        "engines": {"0": {}, "1": {}},
+        "verify": 0.5,
+        "receive": 2.0,
+        "received": 2.0,
+        "fell_back": 1.0,
+        "failed": "late",
+    }

@@ -27,7 +27,8 @@ class FakeWorld:
         self.told: list[str] = []
         self.source = ""
         """Where the core offers weights, if it can."""
-        self.receivers = 2
+        self.received = 2
+        """Engines, of each cell that serves."""
         self._offered = ""
 
     def set_route(self, cell: int, address: dict[str, Any], engine: int = 0) -> None:
@@ -57,7 +58,7 @@ class FakeWorld:
             return [{"source": self._offered}, {}, {}, {}] if self._offered else [{}] * 4
         assert isinstance(message, Update)
         assert message.source == self._offered
-        received = {"receive": 0.0, "fell_back": 1} if message.source else {}
+        received = {"receive": 0.0, "received": self.received, "fell_back": 1} if message.source else {}
         engines = {"0": {"url": "", "pid": 1}, "1": {"url": "", "pid": 2}}
         return [{"engines": engines, "verify": cell / 1e4, **received} if cell in message.cells else {} for cell in range(4)]
 
@@ -65,7 +66,7 @@ class FakeWorld:
         yield
         assert isinstance(message, Command)
         self.told.append(f"{message.what} {cell}")
-        return {"sent": {"receivers": self.receivers, "bytes": 10, "seconds": 0.25, "meet": 0.125}}
+        return {"sent": {"receivers": 99, "bytes": 10, "seconds": 0.25, "meet": 0.125}}
 
 
 def test_no_route_is_open_while_engines_load_and_late_cells_open_first() -> None:
@@ -84,7 +85,7 @@ def test_the_offer_ends_when_calls_go_on_and_those_who_fell_back_are_told(caplog
     assert world.told[-3:] == ["open 3", "open 2", "withdraw 0"]
     assert list(phases) == ["write", "close", "load", "receive", "verify", "reopen", "send"]
     assert phases["send"] == 0.25
-    assert [record.getMessage() for record in caplog.records] == ["version 7: 2 engines loaded it from files, 2 received it"]
+    assert [record.getMessage() for record in caplog.records] == ["version 7: 2 engines loaded it from files, 4 received it"]
 
 
 def test_in_a_broadcast_the_meeting_is_timed_as_well() -> None:
@@ -120,19 +121,19 @@ def test_the_path_is_the_one_wanted_and_has_a_reason(wanted: str, engine: str, t
 
 
 @pytest.mark.parametrize(
-    ("path", "receivers", "offered"),
+    ("path", "received", "offered"),
     [("auto", [0], 1), ("auto", [2, 0, 2, 0, 0], 5), ("direct", [0, 0, 0], 4)],
     ids=["never went well", "twice in a row", "asked for"],
 )
 def test_what_nobody_receives_is_offered_no_more_where_that_is_ours_to_say(
-    path: str, receivers: list[int], offered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, received: list[int], offered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publication, "vllm_transfers", lambda: True)
     world = FakeWorld()
     world.source = "node:1/secret"
     config = Config.model_validate({"publication": {"path": path}, "rollout": {"engine": "vllm"}})
     publisher = Publisher(cast(Asking, world), cast(ControlClient, world), config, RunPaths(tmp_path), tmp_path)
-    for version, world.receivers in enumerate(receivers, 1):
+    for version, world.received in enumerate(received, 1):
         drained(publisher.publish(version, (2, 3), 4))
     drained(publisher.publish(9, (2, 3), 4))
     assert world.told.count("withdraw 0") == offered
