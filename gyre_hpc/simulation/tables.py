@@ -166,7 +166,8 @@ def _swept(name: str, load: float, row: Row, base: Row, seeds: int) -> dict[str,
 
 def render(found: dict[str, Any]) -> str:
     """The tables as text."""
-    out = [f"{found['title']}; {found['seeds']} seeds, ranges are the 5th to 95th percentile over them", ""]
+    over = f"{found['seeds']} seeds, ranges are the 5th to 95th percentile over them" if found["seeds"] > 1 else "one seed, so no ranges"
+    out = [f"{found['title']}; hours; {over}", ""]
     troubled = found["tuned"]["calm_hours"] is not None
     first, last = ("without", "faults") if troubled else ("reported", "error")
     out.append(f"id   {first:>8}  simulated  range            {last:<6}  idle  stale  how        configuration")
