@@ -24,6 +24,7 @@ from gyre_hpc.configfile import load
 from gyre_hpc.driver.world import mark_busy, mark_ready, mark_through
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.failure import as_failure, record_failure
+from gyre_hpc.importing import uncollected
 from gyre_hpc.layout import cell_seats
 from gyre_hpc.model import model_directory
 from gyre_hpc.paths import RunPaths
@@ -140,7 +141,8 @@ def _cell(
     attempt: int,
     watch: Watch,
 ) -> ExitCode:
-    from gyre_hpc.controller.cell import CellRank
+    with uncollected():
+        from gyre_hpc.controller.cell import CellRank
 
     reason = CellRank(config, paths, base, ranks, claims, engines, checkpoint, paths.runtime(attempt), watch).run()
     return ExitCode.DONE if reason == "done" else ExitCode.RESUMABLE
