@@ -6,7 +6,8 @@ Decoration: nothing depends on it, and it must never end a run.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -22,6 +23,10 @@ from gyre_hpc.paths import RunPaths
 from gyre_hpc.viewing import see
 
 PERIOD = 0.5
+BOXES = 12
+"""Cells up to which each has its number and its role."""
+SQUARES = 64
+"""Cells in one line of squares."""
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"rollout": "cyan", "training": "magenta", "leaving": "yellow", "returning": "yellow"}
 
@@ -92,11 +97,7 @@ class View:
         bar.add_row(ProgressBar(total=steps, completed=step, width=30), f"{step}/{steps}", f"{self._last.get('seconds', 0):.1f} s/step")
         grid.add_row("steps", bar)
         grid.add_row("score", Text(self._spark()))
-        roles = Text()
-        for cell, role in enumerate(live.get("roles", [])):
-            roles.append(f" {cell} {role} ", style=f"black on {_COLOURS.get(role, 'white')}")
-            roles.append(" ")
-        grid.add_row("cells", roles)
+        grid.add_row("cells", _roles(live.get("roles", [])))
         counts = live.get("executions", {})
         grid.add_row("executions", f"{counts.get('live', 0)} live, {counts.get('queued', 0)} queued, {counts.get('finished', 0)} finished")
         endings = ", ".join(f"{count} {reason}" for reason, count in sorted(self._endings.items(), key=lambda item: -item[1]))
@@ -110,5 +111,22 @@ class View:
     def _spark(self) -> str:
         if not self._scores:
             return "no step yet"
-        bars = "".join(_BARS[min(7, int(score * 8))] for score in self._scores[-48:])
+        bars = "".join(_BARS[max(0, min(7, int(score * 8)))] for score in self._scores[-48:])
         return f"{bars} {self._scores[0]:.2f} → {self._scores[-1]:.2f}"
+
+
+def _roles(roles: Sequence[str]) -> Text:
+    """A box a cell; of many cells a square each, in lines of 64, and how many are in each role."""
+    text = Text()
+    if len(roles) <= BOXES:
+        for cell, role in enumerate(roles):
+            text.append(f" {cell} {role} ", style=f"black on {_COLOURS.get(role, 'white')}")
+            text.append(" ")
+        return text
+    for role, count in Counter(roles).most_common():
+        text.append("■ ", style=_COLOURS.get(role, "white"))
+        text.append(f"{count} {role}  ")
+    for cell, role in enumerate(roles):
+        text.append("\n" if cell % SQUARES == 0 else "")
+        text.append("■", style=_COLOURS.get(role, "white"))
+    return text

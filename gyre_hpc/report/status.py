@@ -6,6 +6,8 @@ Invariant: works while the run writes, and on a run that died: what is stale is 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from gyre_hpc.checkpoint import aside
@@ -72,7 +74,7 @@ def render(found: dict[str, Any]) -> str:
         lines.append(f"warnings: {found['warnings']} forks of histories that nothing explains (warning.fork in events.jsonl)")
     live = found["live"]
     if live:
-        roles = " ".join(f"{cell}:{role}" for cell, role in enumerate(live["roles"]))
+        roles = _roles(live["roles"])
         counts = live["executions"]
         pool = f" and {live['standalone']} standalone" if live.get("standalone") else ""
         cells = f"cells {roles}{pool}; " if roles else ""
@@ -80,3 +82,13 @@ def render(found: dict[str, Any]) -> str:
     if found["failure"] and found["state"] not in ("running", "done"):
         lines.append(f"last failure: {found['failure']}; {found['remedy']}")
     return "\n".join(lines)
+
+
+def _roles(roles: Sequence[str]) -> str:
+    """`0:training 1:rollout`; neighbours of one role together: `0-9:training 10-63:rollout`."""
+    found, first = [], 0
+    for role, group in groupby(roles):
+        last = first + sum(1 for _ in group) - 1
+        found.append(f"{first}:{role}" if first == last else f"{first}-{last}:{role}")
+        first = last + 1
+    return " ".join(found)

@@ -133,6 +133,22 @@ def test_the_live_display_shows_the_run_and_ends_with_it(run: RunPaths) -> None:
         assert part in text
 
 
+def test_many_cells_are_a_square_each_and_counted(run: RunPaths) -> None:
+    work(run)
+    live = {"steps": 2, "roles": ["training"] * 20 + ["rollout"] * 80, "tokens_per_second": 1.0, "calls": {"held": 0}}
+    LiveFile(run.live).write({**live, "executions": {"live": 3, "queued": 1, "finished": 4}})
+    view = progress.View(run)
+    view.refresh()
+    out = Console(file=io.StringIO(), width=100, record=True)
+    out.print(view.render())
+    text = out.export_text()
+    assert "80 rollout" in text
+    assert "20 training" in text
+    assert text.count("■") == 102
+    assert max(map(len, text.splitlines())) <= 96
+    assert "cells 0-19:training 20-99:rollout; 3 live" in status.render(status.collect(run))
+
+
 def test_a_deep_tree_is_drawn_without_recursion() -> None:
     nodes = [svg.TreeNode(i - 1, 3, "grey", f"node {i}") for i in range(5000)]
     assert svg.tree(nodes).count("<rect") == 5000
