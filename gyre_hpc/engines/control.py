@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import select
+import socket
 import subprocess
 import time
 import urllib.error
@@ -62,6 +63,19 @@ class Child:
     def stop(self, grace: float) -> None:
         """End it and its group; what a dead process left behind gets no grace, nobody is there to end it in order."""
         processes.stop(self._process, grace if self.alive() else 0.0)
+
+
+def hold_port(host: str) -> socket.socket:
+    """A socket at a free port (`getsockname`), kept from all others until it is closed. It does not listen, so that a program which is told
+    the port may take it meanwhile, a while after its start: one that sets SO_REUSEADDR before it binds, as vLLM and ZeroMQ do."""
+    held = socket.socket()
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, 0))
+    except BaseException:
+        held.close()
+        raise
+    return held
 
 
 def visible_devices(devices: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,11 +60,8 @@ def options(given: Mapping[str, object], cpu: bool) -> dict[str, object]:
     return {_OPTION: transfer, **({"block-size": block} if cpu else {})}
 
 
-def environment(host: str) -> dict[str, str]:
-    """Where the server's side channel listens: `host`, and a port that is free now."""
-    with socket.socket() as s:
-        s.bind((host, 0))
-        port: int = s.getsockname()[1]
+def environment(host: str, port: int) -> dict[str, str]:
+    """Where the server's side channel listens."""
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
 
 

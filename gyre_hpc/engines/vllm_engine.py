@@ -52,12 +52,19 @@ class VllmEngine:
         """Starts the server (tens of seconds) and waits until it serves. Raises EngineFault, ConfigError."""
         began = time.monotonic()
         secret = secrets.token_urlsafe(16)
-        port = _free_port(spec.host)
-        # on the parent's death TERM, not KILL: vLLM then takes its engine core with it
-        process = processes.spawn(command(spec, port), spec.log, _environment(spec, secret), death_signal=signal.SIGTERM)
-        self._child = control.Child(process, spec.log)
-        self.pid = self._child.pid
-        self.address = EngineAddress("vllm", f"http://{spec.host}:{port}/{secret}", spec.capacity, spec.window, spec.handover)
+        with control.hold_port(spec.host) as held, control.hold_port(spec.host) as beside:
+            port = held.getsockname()[1]
+            environment = _environment(spec, secret, beside.getsockname()[1])
+            # on the parent's death TERM, not KILL: vLLM then takes its engine core with it
+            process = processes.spawn(command(spec, port), spec.log, environment, death_signal=signal.SIGTERM)
+            self._child = control.Child(process, spec.log)
+            self.pid = self._child.pid
+            self.address = EngineAddress("vllm", f"http://{spec.host}:{port}/{secret}", spec.capacity, spec.window, spec.handover)
+            self._begin(spec, began + deadline)
+        log.info("vLLM engine %d ready in %.1f s", self.pid, time.monotonic() - began)
+
+    def _begin(self, spec: EngineSpec, end: float) -> None:
+        """It serves the first version; nothing is left of one that does not."""
         self._sequences = sequences(spec)
         self._sleeps = not on_cpu()
         self._was_paused = False
@@ -65,8 +72,8 @@ class VllmEngine:
         """None: the model is one version, whole. Else a broadcast broke, and this is whether it was paused before."""
         self._name = f"engine {self.pid} on {socket.gethostname()} ({secrets.token_hex(4)})"
         try:
-            self._wait_ready(began + deadline)
-            left = max(began + deadline - time.monotonic(), 1.0)
+            self._wait_ready(end)
+            left = max(end - time.monotonic(), 1.0)
             if not spec.capacity:
                 self.address = replace(self.address, capacity=self.holding(left).executions)
             self._set_version(spec.version, left)
@@ -74,7 +81,6 @@ class VllmEngine:
         except BaseException:
             self.stop()
             raise
-        log.info("vLLM engine %d ready in %.1f s", self.pid, time.monotonic() - began)
 
     def alive(self) -> bool:
         return self._child.alive()
@@ -331,7 +337,7 @@ def kv_tokens(metrics: str) -> int:
     return int(blocks[1]) * int(size[1])
 
 
-def _environment(spec: EngineSpec, secret: str) -> dict[str, str]:
+def _environment(spec: EngineSpec, secret: str, side_channel: int) -> dict[str, str]:
     extra = {
         **control.visible_devices(spec.devices, os.environ),
         vllm_guard.SECRET: secret,
@@ -348,13 +354,5 @@ def _environment(spec: EngineSpec, secret: str) -> dict[str, str]:
         extra["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         extra["OMP_NUM_THREADS"] = str(spec.threads)
     if spec.handover == NIXL:
-        extra.update(handover_nixl.environment(spec.host))
+        extra.update(handover_nixl.environment(spec.host, side_channel))
     return processes.child_environment(extra)
-
-
-def _free_port(host: str) -> int:
-    """A port that is free now. Somebody may take it before vLLM listens: the start then fails with vLLM's own message."""
-    with socket.socket() as s:
-        s.bind((host, 0))
-        port: int = s.getsockname()[1]
-        return port

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,21 @@ def test_devices_are_numbered_inside_what_the_environment_allows() -> None:
     assert control.visible_devices((), {"CUDA_VISIBLE_DEVICES": "4,5"}) == {}
     assert control.visible_devices((0, 1), {}) == {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert control.visible_devices((1,), {"CUDA_VISIBLE_DEVICES": "4,GPU-ab"}) == {"CUDA_VISIBLE_DEVICES": "GPU-ab"}
+
+
+def test_a_held_port_is_its_program_s_and_nobody_else_s() -> None:
+    """A real server that binds it late: tests/engines/test_vllm_engine.py."""
+    held = control.hold_port("127.0.0.1")
+    place = held.getsockname()
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(place)
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(place)
+        server.listen()
+        held.close()
+        socket.create_connection(place, 10.0).close()
+        server.accept()[0].close()
 
 
 def test_first_line_is_awaited(tmp_path: Path) -> None:
