@@ -10,6 +10,7 @@ groups share micro-steps then, in an order drawn from (seed, step). The step's g
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from trees.advantages import group_advantages
 from trees.packing import pack
 from trees.selection import select_paths
 from trees.store import StoreReader
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Planner:
         self._budget = tokens_per_microstep
         self.branches = Branches()
         self.next_item = 0
+        self._told = False
 
     def plan(self, outcomes: Sequence[Outcome]) -> GroupPlan:
         """Micro-steps of one complete group. Reads what the gateway has committed; IO errors reach the caller."""
@@ -95,6 +99,14 @@ class Planner:
         return rows, lengths, GroupPlan(Work(self.next_item, ()), len(valid), score, targets, skipped)
 
     def _pack(self, rows: Sequence[RowRef], lengths: Sequence[int]) -> Work:
+        longest = max(lengths, default=0)
+        if longest > self._budget and not self._told:
+            self._told = True
+            logger.info(
+                "a row of %d tokens: those longer than training.tokens_per_microstep = %d are computed alone, each on one rank",
+                longest,
+                self._budget,
+            )
         items = tuple(tuple(rows[i] for i in members) for members in pack(lengths, self._budget))
         work = Work(self.next_item, items)
         self.next_item += len(items)

@@ -10,7 +10,9 @@ Invariants
 - Modules are where they were: a layer's `forward` is put behind ours as an attribute of the instance. No name of a parameter changes, no
   hook is added to a layer; hooks of others (FSDP2's that gather its weights) stand outside, and are not run again.
 - Evaluation mode, no dropout, nothing random: no state of a generator is kept. (Hugging Face's own switch acts in training mode only.)
-- Which layers are computed again may differ between ranks: no collective may depend on it.
+- Which layers are computed again may differ between ranks that share a model (FSDP2): a layer's weights are there for its backward in any
+  case. A layer with a module inside that is gathered by itself, a router in float32, is always computed again, and to its end: its
+  collectives are as many on every rank.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from gyre_hpc import memory
@@ -103,11 +107,16 @@ class _Layer:
     def __init__(self, layer: torch.nn.Module, kept: _Kept, on_host: bool) -> None:
         self._layer, self._forward, self._kept, self._on_host = layer, layer.forward, kept, on_host
 
+    @cached_property
+    def _gathers_inside(self) -> bool:
+        """Asked at the first forward: the model is sharded after it was loaded."""
+        return any(isinstance(part, FSDPModule) for part in self._layer.modules() if part is not self._layer)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
         device = next((a.device for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), torch.device("cpu"))
-        if not self._kept.full(device):
+        if not (self._kept.full(device) or self._gathers_inside):
             return self._counted(*args, **kwargs)
         if self._on_host and device.type == "cuda":
             with torch.autograd.graph.save_on_cpu(pin_memory=True):
@@ -115,7 +124,8 @@ class _Layer:
         return self._again(*args, **kwargs)
 
     def _again(self, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(self._forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        early = not self._gathers_inside  # what has begun to gather must end it
+        return checkpoint(self._forward, *args, use_reentrant=False, preserve_rng_state=False, early_stop=early, **kwargs)
 
     def _counted(self, *args: Any, **kwargs: Any) -> Any:
         """As it is, with an account of what autograd keeps of it beside the layer's weights."""

@@ -125,11 +125,13 @@ def _watched(model: Any, row: torch.Tensor, before: torch.Tensor, kept: int) -> 
         return (seen.hidden[:kept].unsqueeze(0), *rest)
 
     def answered(body: torch.nn.Module, _args: Any, answer: Any) -> None:
-        seen.body, seen.answer = body, answer  # the outermost answers last
+        if _hidden(answer) is not None:
+            seen.body, seen.answer = body, answer  # the outermost answers last
 
-    bodies = {id(body): body for body in (model.get_decoder(), model.base_model) if body is not model}
-    hooks = [model.get_output_embeddings().register_forward_pre_hook(only_targets)]
-    hooks += [body.register_forward_hook(answered) for body in bodies.values()]
+    head = model.get_output_embeddings()
+    parts = {id(part): part for part in (model.get_decoder(), *model.children())}
+    bodies = [part for part in parts.values() if all(inner is not head for inner in part.modules())]
+    hooks = [head.register_forward_pre_hook(only_targets), *(body.register_forward_hook(answered) for body in bodies)]
     try:
         yield seen
     finally:
@@ -142,7 +144,7 @@ class _Tail:
 
     def __init__(self, model: Any, seen: _Seen) -> None:
         if seen.body is None:
-            raise ValueError(f"{type(model).__name__} has no body that it calls before its head: too many targets for one pass of the head")
+            raise ValueError(f"{type(model).__name__} calls no body whose hidden states we know, so its head can't be run for some targets")
         self._model, self._body = model, seen.body
         self._answer = _shortened(seen.answer)
         self._ids = torch.zeros((1, 1), dtype=torch.int64, device=seen.hidden.device if seen.hidden is not None else None)
@@ -169,11 +171,15 @@ class _Tail:
         return logits[0]
 
 
+def _hidden(answer: Any) -> torch.Tensor | None:
+    """The hidden states in what a body answered; None: there are none that we know."""
+    found = answer.get("last_hidden_state") if isinstance(answer, dict) else answer[0] if isinstance(answer, tuple) and answer else None
+    return found if isinstance(found, torch.Tensor) and found.dim() == 3 else None
+
+
 def _shortened(answer: Any) -> Any:
-    """A body's answer with hidden states of one position: what reads them is replaced at the head. Raises ValueError."""
-    if isinstance(answer, dict) and isinstance(answer.get("last_hidden_state"), torch.Tensor):
-        fields: dict[str, Any] = dict(answer.items())
-        return type(answer)(**{**fields, "last_hidden_state": fields["last_hidden_state"][:1, :1].detach()})
-    if isinstance(answer, tuple) and isinstance(answer[0], torch.Tensor):
-        return (answer[0][:1, :1].detach(), *answer[1:])
-    raise ValueError(f"a model's body answered {type(answer).__name__}, without hidden states that we know")
+    """The same with hidden states of one position: what reads them is replaced at the head."""
+    hidden = _hidden(answer)
+    assert hidden is not None
+    short = hidden[:1, :1].detach()
+    return (short, *answer[1:]) if isinstance(answer, tuple) else type(answer)(**{**answer, "last_hidden_state": short})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gyre_hpc.controller.plan import Outcome, Planner
 from trees.records import CallEnd, Execution, ExecutionEnd, Fate, Group, Intent, Node, NodeKind, Role
@@ -70,6 +71,21 @@ def test_a_shuffled_step_has_the_same_rows_mixed_over_its_groups(tmp_path: Path)
         assert any(len({of[row.execution] for row in item}) > 1 for item in items), "groups meet in a micro-step"
         assert planner(tmp_path).together(groups, step=1)[-1].work == plans[-1].work, "every attempt draws the same"
         assert planner(tmp_path).together(groups, step=2)[-1].work != plans[-1].work
+
+
+def test_a_row_longer_than_a_micro_step_goes_alone_and_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with StoreWriter(tmp_path) as store:
+        store.append(Group(0, "task", 2, 0, 0))
+        outcomes = [Outcome(record(store, 0, index, score, 3), score, True) for index, score in enumerate((1.0, 0.0))]
+        store.commit()
+        short = Planner(StoreReader(tmp_path), jmax=5, seed=1, tokens_per_microstep=7)
+        for _ in range(2):
+            assert [len(item) for item in short.plan(outcomes).work.items] == [1, 1]
+        planner(tmp_path).plan(outcomes)
+    assert [record.message for record in caplog.records if "a row of" in record.message] == [
+        "a row of 8 tokens: those longer than training.tokens_per_microstep = 7 are computed alone, each on one rank"
+    ]
 
 
 def planner(folder: Path) -> Planner:

@@ -183,5 +183,5 @@ def test_a_model_that_calls_its_head_otherwise_is_refused(model_dir: Path, batch
 
     with pytest.raises(ValueError, match=r"Last gave logits \(1, 1, 61\)"):
         target_logprobs(Last.from_pretrained(model_dir), *tensors(batch))
-    with pytest.raises(ValueError, match="Bodiless has no body"):
+    with pytest.raises(ValueError, match="Bodiless calls no body"):
         target_logprobs(Bodiless.from_pretrained(model_dir), *tensors(batch), chunk=3)
