@@ -9,7 +9,9 @@ Order: lock, disk, this node, placement, attempt (attempt.py), and back into Slu
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,9 +19,9 @@ import psutil
 from gyre_hpc import layout
 from gyre_hpc.config import Config
 from gyre_hpc.driver import disk, requeue, rundir
-from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, find_topology, place
+from gyre_hpc.driver.allocation import Allocation, Placement, find_allocation, find_topology, inside_slurm, place
 from gyre_hpc.driver.attempt import Attempt, Watcher, World
-from gyre_hpc.driver.history import is_finished
+from gyre_hpc.driver.history import is_finished, next_attempt
 from gyre_hpc.driver.launcher import Launcher, make_launcher
 from gyre_hpc.driver.lines import say
 from gyre_hpc.driver.preflight import check_node, loose
@@ -27,6 +29,7 @@ from gyre_hpc.driver.programs import Programs
 from gyre_hpc.driver.runlock import RunLock
 from gyre_hpc.driver.signals import Signals
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
+from gyre_hpc.events import EventLog
 from gyre_hpc.paths import RunPaths
 
 
@@ -50,19 +53,34 @@ def drive(
         if is_finished(paths, config):
             say(f"{paths.root} is done: all {config.run.steps} steps; a larger run.steps continues it")
             return ExitCode.DONE
-        disk.check_start(paths.root, config.run.min_free_mb)
-        allocation = allocation or find_allocation()
-        check_node(config, allocation.nodes)
-        world = World(
-            allocation,
-            placement(allocation, config),
-            launcher or make_launcher(allocation, config.slurm.srun_options),
-            programs or Programs(),
-        )
+        with _recorded(paths, allocation):
+            disk.check_start(paths.root, config.run.min_free_mb)
+            allocation = allocation or find_allocation()
+            check_node(config, allocation.nodes)
+            world = World(
+                allocation,
+                placement(allocation, config),
+                launcher or make_launcher(allocation, config.slurm.srun_options),
+                programs or Programs(),
+            )
         code = Attempt(paths, config, world, lock, caught, watcher).run()
     if code == ExitCode.RESUMABLE and caught.time_up and allocation.job is not None:
         _requeue(allocation, config)
     return code
+
+
+@contextlib.contextmanager
+def _recorded(paths: RunPaths, allocation: Allocation | None) -> Iterator[None]:
+    """Why an attempt of a job did not begin is an event: `gyre status` and the table of a sweep read nothing else."""
+    try:
+        yield
+    except GyreError as error:
+        if allocation.job is not None if allocation is not None else inside_slurm():
+            events = EventLog(paths.events)
+            with contextlib.suppress(OSError):  # a full disk may be what it is about
+                events.emit("failure", what=error.what, remedy=error.remedy, attempt=next_attempt(paths))
+            events.forget()
+        raise
 
 
 def placement(allocation: Allocation, config: Config) -> Placement:

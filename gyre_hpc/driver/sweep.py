@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,11 @@ GRACE = 30.0
 """Seconds that the array may be unknown to Slurm (its last files may still be on their way) before its points count as gone."""
 QUEUE_DEADLINE = 14 * 86400.0
 LAST = 5
+_WHY = {
+    "lost": "its job ended without a word (killed, or its node is gone); submit the sweep again, it resumes",
+    "not started": "its job ended before the run began; see the log of its job in `submitit` beside the points",
+    "stopped": "stopped before its last step; submit the sweep again, it resumes",
+}
 
 log = logging.getLogger("gyre.driver")
 
@@ -47,15 +52,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """The result of a point. `score_last`: sampled mean score of the last 5 steps; None before the first step."""
+    """The result of a point. `score_last`: sampled mean score of the last 5 steps; None before the first step. `failure`: why it is not
+    done, in the run's own words; None if it has not said."""
 
     point: str
     values: dict[str, Any]
     status: str
+    """waiting, running, done, stopped, failed; of an array that is gone also: lost (ended without a word), not started."""
     steps: int
+    wanted: int
     score_first: float | None
     score_last: float | None
     run: str
+    failure: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,12 +125,17 @@ def wait(points: Sequence[Point], job: str) -> list[Row]:
             if alive:
                 seen = now
         if not alive and now - seen > GRACE:
-            return rows
+            return [_gone(row) for row in rows]
         if now > end:
             raise Resumable(
                 f"waited {QUEUE_DEADLINE / 86400:.0f} days for array {job}", "the points go on; the same command shows their table"
             )
         time.sleep(READ_EVERY)
+
+
+def _gone(row: Row) -> Row:
+    """What a point is whose job is gone and that has not told its end itself."""
+    return replace(row, status={"running": "lost", "waiting": "not started"}.get(row.status, row.status))
 
 
 def _failed(rows: Sequence[Row]) -> set[str]:
@@ -146,11 +160,16 @@ def print_table(rows: Sequence[Row]) -> None:
 
     table = Table("point", "status", "steps", "score of the first 3", f"of the last {LAST}", "run")
     for row in rows:
-        table.add_row(row.point, row.status, str(row.steps), _score(row.score_first), _score(row.score_last), row.run)
+        steps = f"{row.steps} of {row.wanted}"
+        table.add_row(row.point, row.status, steps, _score(row.score_first), _score(row.score_last), row.run)
     console = Console()
     if not console.is_terminal:  # a log has no width: nothing may be cut off
         console = Console(width=40 + max((len(row.point) + len(row.run) for row in rows), default=0) + 60)
     console.print(table)
+    for row in rows:
+        why = row.failure or _WHY.get(row.status)
+        if why and row.status not in ("done", "running"):
+            console.print(f"{row.point}: {why}", markup=False, highlight=False, soft_wrap=True)
 
 
 def job_command(job: str) -> list[str]:
@@ -195,16 +214,24 @@ def _plain(value: object) -> str:
 
 def _row(point: Point) -> Row:
     scores: dict[int, float] = {}
-    status = "waiting"
-    for event in read_events(point.paths.events):
-        if event["kind"] == "step.end":
-            scores[int(event["step"])] = float(event["score_mean"])
-        elif event["kind"] == "run.start":
-            status = "running"
-        elif event["kind"] == "run.end":
-            status = str(event["status"])
+    status, failure = "waiting", None
+    try:
+        for event in read_events(point.paths.events):
+            match event["kind"]:
+                case "step.end":
+                    scores[int(event["step"])] = float(event["score_mean"])
+                case "run.start":
+                    status, failure = "running", None
+                case "failure":
+                    failure = f"{event['what']}; {event.get('remedy', '')}".rstrip("; ")
+                    status = status if status == "running" else "failed"  # no attempt began: the job is over
+                case "run.end":
+                    status = str(event["status"])
+    except GyreError as error:  # one damaged log keeps no table away
+        status, failure = "failed", error.line
     ordered = [scores[step] for step in sorted(scores)]
-    return Row(point.name, dict(point.values), status, len(ordered), _mean(ordered[:3]), _mean(ordered[-LAST:]), str(point.paths.root))
+    first, last, steps = _mean(ordered[:3]), _mean(ordered[-LAST:]), point.config.run.steps
+    return Row(point.name, dict(point.values), status, len(ordered), steps, first, last, str(point.paths.root), failure)
 
 
 def _mean(values: Sequence[float]) -> float | None:

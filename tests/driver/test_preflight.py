@@ -11,10 +11,12 @@ import pytest
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import check
 from gyre_hpc.driver import preflight
+from gyre_hpc.driver.allocation import Allocation
 from gyre_hpc.driver.driver import drive
 from gyre_hpc.driver.rundir import prepare
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.events import read_events
+from gyre_hpc.report.status import collect, render
 from tests.driver.actors import programs
 
 
@@ -88,3 +90,14 @@ def test_nothing_is_started_with_a_mistake_in_it(tmp_path: Path, resolver: dict[
     assert not run.logs.exists()
     assert not run.lock.exists()
     assert list(read_events(run.events)) == []
+
+
+def test_why_a_job_did_not_begin_is_an_event(tmp_path: Path, resolver: dict[str, str]) -> None:
+    """Nobody sits before a job: `gyre status` and the table of a sweep read the log."""
+    gateway = {"host": "nowhere.cluster"}
+    run = prepare(check({"run": {"dir": str(tmp_path / "run"), "name": "t", "min_free_mb": 1}, "gateway": gateway}, "test"))
+    with pytest.raises(ConfigError, match=r"nowhere\.cluster does not resolve"):
+        drive(run.root, programs=programs(), allocation=Allocation(("n1",), job="7"))
+    (told,) = read_events(run.events)
+    assert (told["kind"], told["attempt"]) == ("failure", 1)
+    assert "last failure: gateway.host = nowhere.cluster does not resolve here" in render(collect(run))

@@ -95,6 +95,35 @@ def test_points_that_failed_in_an_earlier_array_are_waited_for_again(tmp_path: P
     assert [(row.status, row.steps) for row in sweep.wait([point], "1")] == [("done", 1)]
 
 
+def test_each_way_to_end_is_told_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One failed, one was preempted, one killed, one never began, one was refused before its attempt, and the log of one is damaged."""
+    points = plan(tmp_path, {"run.seed": [1, 2, 3, 4, 5, 6]})
+    logs = [EventLog(prepare(point.config).events) for point in points]
+    for log in logs[:3]:
+        log.emit("run.start")
+        log.emit("step.end", step=1, score_mean=0.5)
+    logs[0].emit("failure", what="rank-00001: no memory", remedy="a smaller model")
+    logs[0].emit("run.end", status="failed")
+    logs[1].emit("run.end", status="stopped")
+    logs[4].emit("failure", what="gateway.host = x does not resolve here", remedy="another")
+    logs[5].path.write_text("no event\n")
+    monkeypatch.setattr(sweep, "job_alive", lambda job: False)
+    monkeypatch.setattr(sweep, "GRACE", -1.0)
+    rows = sweep.wait(points, "1")
+    assert [row.status for row in rows] == ["failed", "stopped", "lost", "not started", "failed", "failed"]
+    assert [(row.steps, row.wanted) for row in rows[:2]] == [(1, 20), (1, 20)]
+    assert sweep.exit_code(rows) == 1
+    assert sweep.exit_code(rows[1:4]) == 75
+    sweep.print_table(rows)
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if line.startswith("seed="))
+    assert told["seed=1"] == "rank-00001: no memory; a smaller model"
+    assert told["seed=2"].startswith("stopped before its last step; submit the sweep again")
+    assert told["seed=3"].startswith("its job ended without a word")
+    assert told["seed=4"].startswith("its job ended before the run began; see the log of its job")
+    assert told["seed=5"] == "gateway.host = x does not resolve here; another"
+    assert "is damaged at byte 0" in told["seed=6"]
+
+
 def test_a_job_asks_for_one_node_more_than_its_cells_and_for_a_signal_to_the_driver_only() -> None:
     config = check(
         {"cells": {"count": 3, "nodes_per_cell": 2}, "slurm": {"partition": "p", "additional": {"requeue": False, "reservation": "r"}}}, "t"
