@@ -12,11 +12,9 @@ hear in the same order, and is watched: a rank that does not come ends the attem
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,20 +29,20 @@ from cells.waiting import wait
 from cells.watchdog import Watch
 from gyre_hpc.checkpoint import Checkpoint, RunState, read_core
 from gyre_hpc.config import Config
+from gyre_hpc.controller.cellworld import CellWorld
 from gyre_hpc.controller.messages import Close, Export, RowRef, Work
 from gyre_hpc.controller.offer import Offer
-from gyre_hpc.controller.place import Place, hold_address, own_host, share_address
+from gyre_hpc.controller.place import Place, own_host
 from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.rows import Rows
 from gyre_hpc.controller.saving import Limits, save
 from gyre_hpc.controller.snapshots import Snapshots
 from gyre_hpc.controller.sums import into_core
-from gyre_hpc.errors import PeerLost
 from gyre_hpc.importing import uncollected
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.loss import Sums
 from gyre_hpc.training.settings import sharded
-from gyre_hpc.training.world import Seat, is_lost
+from gyre_hpc.training.world import Seat
 from trees.store import StoreReader
 
 if TYPE_CHECKING:
@@ -96,6 +94,10 @@ class Learner:
         assert self._ranks.cell is not None
         return self._ranks.cell
 
+    @property
+    def _world(self) -> CellWorld:
+        return CellWorld(self._cell, self.place, self.config.deadlines, self._watch, sharded(self.config))
+
     # -- start and stop -----------------------------------------------------------------------------------------------------------
 
     def start(self, base_model: Path, checkpoint: Checkpoint | None, base_canary: Path | None) -> None:
@@ -109,55 +111,42 @@ class Learner:
         if not self.place.trains:
             logger.info("cell %d only serves: it holds no model of its own", self.place.cell)
             return
-        local, deadline = self.place.slot % self.config.cells.ranks_per_node, self.config.deadlines.start
+        local = self.place.slot % self.config.cells.ranks_per_node
         if not self.place.is_core and not sharded(self.config):
             self._actor = Satellite(base_model, self.config, local)
         else:
-            with socket.socket() as held:
-                wait(self._cell.Ibarrier().Test, "the cell's ranks to start", deadline, logger.warning)
-                master = share_address(self._cell, hold_address(held) if self.place.is_leader else "", deadline)
-                seat = Seat(self.place.slot, self.place.ranks, master)
+            with self._world.entering() as seat:
                 self._actor = self._seated(base_model, seat, local)
         if self.place.is_core:
-            self._restored(self.core, checkpoint)
-        if self.place.is_core and base_canary is not None and (self.place.is_leader or self._actor.sharded):
-            with self._together("the canary of the base model", deadline):
-                told = self._actor.canary(0)
-            if self.place.is_leader:
-                told.write(base_canary)
+            self._restored(self.core, checkpoint, base_canary)
         self._actor.offload()
 
     def _seated(self, base_model: Path, seat: Seat, local: int) -> Core | Satellite:
-        """A model whose ranks have a world of their own."""
         from gyre_hpc.training.actor import Core, Satellite
 
-        limit = self.config.deadlines.start
-        with _watched(self._watch, "the cell's ranks to load the model", limit) if sharded(self.config) else _alone():
-            if self.place.is_core:
-                return Core(base_model, self.config, seat.rank, seat.ranks, seat.master, local)
-            return Satellite(base_model, self.config, local, seat)
+        if self.place.is_core:
+            return Core(base_model, self.config, seat.rank, seat.ranks, seat.master, local)
+        return Satellite(base_model, self.config, local, seat)
 
-    def _restored(self, core: Core, checkpoint: Checkpoint | None) -> None:
+    def _restored(self, core: Core, checkpoint: Checkpoint | None, base_canary: Path | None) -> None:
+        """From its checkpoint, or the canary of the base model is written."""
         if checkpoint is not None:
             state = read_core(checkpoint, self.place.slot)
             # what follows is collective, on a world whose own deadline is that of a start
             limit = patience(self.config, checkpoint)
             wait(self._cell.Ibarrier().Test, "the core's ranks to load their shards", limit, logger.warning)
             core.load_state(state)
-
-    def _together(self, name: str, deadline: float) -> contextlib.AbstractContextManager[None]:
-        """Around what a sharded cell's ranks do in their own world; elsewhere nothing."""
-        return _watched(self._watch, name, deadline) if self.actor.sharded else _alone()
+        if base_canary is not None and (self.place.is_leader or core.sharded):
+            with self._world.together("the core's ranks to compute the base model's canary", self.config.deadlines.start):
+                told = core.canary(0)
+            if self.place.is_leader:
+                told.write(base_canary)
 
     def stop(self) -> None:
         """Nothing is offered any more, and the cell's own world is over."""
         self._offer.end()
         if self._actor is not None and (self.place.is_core or self._actor.sharded):
-            deadline = self.config.deadlines.step
-            # on NCCL the end is collective: it can't be taken back, and only waited for inside
-            wait(self._cell.Ibarrier().Test, "the cell's ranks to leave their world", deadline, logger.warning)
-            with self._watch("the cell's own world to end", deadline):
-                self._actor.close()
+            self._world.leave(self._actor.close)
 
     # -- roles --------------------------------------------------------------------------------------------------------------------
 
@@ -204,7 +193,7 @@ class Learner:
         began = time.monotonic()
         rows = [self._rows.of(ref) for ref in self._items[item][self.place.slot :: self.place.ranks]]
         if rows or self.actor.sharded:
-            with self._together(f"the cell's ranks in micro-step {item}", self.config.deadlines.step):
+            with self._world.computing(f"the cell's ranks in micro-step {item}", self.config.deadlines.step):
                 sums = replace(self.actor.accumulate(rows), seconds=time.monotonic() - began)
             self._sums = sums if self._sums is None else self._sums + sums
 
@@ -239,7 +228,7 @@ class Learner:
         if core.version != message.step - 1:
             raise RuntimeError(f"step {message.step} is asked of weights of version {core.version}")
         began = time.monotonic()
-        with self._together(f"the core's ranks in step {message.step}", self.config.deadlines.step):
+        with self._world.together(f"the core's ranks in step {message.step}", self.config.deadlines.step):
             metrics = core.step(gradient, message.executions)
         means = sums.means(message.executions, message.step - 1)
         means["token_staleness"] = means.pop("staleness_mean")
@@ -286,7 +275,7 @@ class Learner:
         core = self.core
         if not self.trains:
             core.onload()
-        with self._together(f"the core's ranks to write version {message.version}", self.config.deadlines.step):
+        with self._world.together(f"the core's ranks to write version {message.version}", self.config.deadlines.step):
             core.export(Path(message.weights))
         source = ""
         if message.offer:
@@ -305,7 +294,7 @@ class Learner:
 
     def _gathered(self, core: Core, message: Export) -> str:
         """The same of a sharded model: the leader gets all of it first, if it has room; all ranks of the core take part."""
-        with self._together(f"the core's ranks to gather version {message.version}", self.config.deadlines.step):
+        with self._world.together(f"the core's ranks to gather version {message.version}", self.config.deadlines.step):
             if not core.agreed(not self.place.is_leader or self._offer.has_room(message.version, core.copied)):
                 return ""
             weights = core.weights()
@@ -319,24 +308,3 @@ class Learner:
     def withdraw(self) -> dict[str, Any]:
         """Nothing is offered any more; what was sent."""
         return self._offer.close()
-
-
-_alone = contextlib.nullcontext
-
-
-@contextlib.contextmanager
-def _watched(watch: Watch, name: str, deadline: float) -> Iterator[None]:
-    with watch(name, deadline), _lost():
-        yield
-
-
-@contextlib.contextmanager
-def _lost() -> Iterator[None]:
-    """What a cell's own world says when a rank of it is gone: a consequence, and nothing that starting again would not mend."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_lost(error):
-            raise
-        first = str(error).strip().splitlines()[0][:200]
-        raise PeerLost(f"another rank of the cell is gone: {first}", "see mpi.log and the other ranks; the same command resumes") from error

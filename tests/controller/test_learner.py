@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from cells.communicators import Communicators
-from gyre_hpc.config import Config
+from gyre_hpc.configfile import check
 from gyre_hpc.controller.learner import Learner
 from gyre_hpc.controller.messages import Close, Export, RowRef, Work
 from gyre_hpc.controller.place import Place
@@ -23,9 +24,9 @@ STEP = tuple(RowRef(execution, 0, 1.0) for execution in range(5))
 class FakeActor:
     """In place of a satellite's model: what it was given."""
 
-    def __init__(self, sharded: bool = False) -> None:
+    def __init__(self, watched: list[str], sharded: bool) -> None:
         self.rows: list[list[int]] = []
-        self.sharded = sharded
+        self.watched, self.sharded = watched, sharded
 
     def accumulate(self, rows: list[RowRef]) -> Sums:
         self.rows.append([row.execution for row in rows])
@@ -42,9 +43,17 @@ class FakeRows:
         """Nothing is kept."""
 
 
-def learner(folder: Path, slot: int = 0, ranks: int = 2, cell: int = 1) -> tuple[Learner, FakeActor]:
-    made = Learner(Config(), RunPaths(folder), Place(cell, slot, ranks), cast(Communicators, SimpleNamespace()), cast(Any, None))
-    actor = FakeActor()
+def learner(folder: Path, slot: int = 0, ranks: int = 2, cell: int = 1, stage: int = 1) -> tuple[Learner, FakeActor]:
+    config = check({"training": {"deepspeed": {"zero_optimization": {"stage": stage}}}}, "test")
+    comm = cast(Communicators, SimpleNamespace(cell=SimpleNamespace()))
+    watched: list[str] = []
+
+    def watch(name: str, _seconds: float) -> contextlib.nullcontext[None]:
+        watched.append(name)
+        return contextlib.nullcontext()
+
+    made = Learner(config, RunPaths(folder), Place(cell, slot, ranks), comm, watch)
+    actor = FakeActor(watched, stage == 3)
     made._actor, made._rows = cast(Any, actor), cast(Any, FakeRows())
     return made, actor
 
@@ -58,6 +67,15 @@ def test_the_rows_of_a_micro_step_are_split_over_the_ranks_of_a_cell(tmp_path: P
         made.do(1)
         given.append(actor.rows)
     assert given == [[[0, 2, 4], [0]], [[1, 3]]], "a rank without a row of a micro-step computes nothing"
+
+
+def test_a_rank_of_a_sharded_cell_computes_also_without_rows_and_is_watched(tmp_path: Path) -> None:
+    made, actor = learner(tmp_path, 1, stage=3)
+    made.take(Work(0, (STEP, STEP[:1])))
+    made.do(0)
+    made.do(1)
+    assert actor.rows == [[1, 3], []]
+    assert actor.watched == ["the cell's ranks in micro-step 0", "the cell's ranks in micro-step 1"]
 
 
 def test_micro_steps_are_announced_in_order_and_anew_for_each_step(tmp_path: Path) -> None:
