@@ -275,6 +275,8 @@ class TrainingSection(_Section):
     activation_checkpointing: Literal["auto", "offload"] | bool = "auto"
     """Which decoder layers are computed again in the backward: true all, false none, auto those whose activations don't fit;
     offload: all, and their inputs wait in the host's memory (training/activations.py)."""
+    attention: str = ""
+    """Hugging Face's attn_implementation; empty: its own choice."""
     threads: Positive = 1
     deepspeed: dict[str, Any] = {}
     """Merged over the DeepSpeed configuration that we write."""

@@ -44,6 +44,7 @@ FREE = (
     "rollout.canary",
     "training.threads",
     "training.activation_checkpointing",
+    "training.attention",
 )
 
 

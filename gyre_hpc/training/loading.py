@@ -6,6 +6,7 @@ loaded is a ConfigError that names the directory. A skeleton has the parameters 
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from gyre_hpc.config import Config
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.importing import uncollected
 from gyre_hpc.training.activations import recompute_layers
+
+log = logging.getLogger(__name__)
 
 
 def load(model_dir: Path, config: Config) -> Any:
@@ -30,8 +33,8 @@ def load(model_dir: Path, config: Config) -> Any:
 
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, config.model.dtype), local_files_only=True)
-    except (OSError, ValueError, SafetensorError, UnpicklingError) as error:
+        model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True, **_how(config))
+    except (OSError, ValueError, ImportError, SafetensorError, UnpicklingError) as error:
         raise _unloadable(model_dir, error) from error
     return _prepared(model, config)
 
@@ -45,16 +48,23 @@ def skeleton(model_dir: Path, config: Config) -> Any:
     try:
         described = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(described, dtype=getattr(torch, config.model.dtype))
-    except (OSError, ValueError) as error:
+            model = AutoModelForCausalLM.from_config(described, **_how(config))
+    except (OSError, ValueError, ImportError) as error:
         raise _unloadable(model_dir, error) from error
     model.tie_weights()
     return _prepared(model, config)
 
 
+def _how(config: Config) -> dict[str, Any]:
+    """Arguments of Hugging Face."""
+    return {"dtype": getattr(torch, config.model.dtype), "attn_implementation": config.training.attention or None}
+
+
 def _prepared(model: Any, config: Config) -> Any:
     model.requires_grad_(True)
     recompute_layers(model, config.training.activation_checkpointing)
+    if model.config.get_text_config(decoder=True)._attn_implementation == "eager":
+        log.warning("attention is eager: what it takes grows with the square of a row's length; training.attention names another kind")
     return model.eval()
 
 

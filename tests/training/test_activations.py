@@ -15,7 +15,11 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gyre_hpc import memory
+from gyre_hpc.configfile import check
+from gyre_hpc.errors import ConfigError
 from gyre_hpc.training.activations import Mode, decoder_layers, recompute_layers, share_of_free
+from gyre_hpc.training.actor import Satellite
+from gyre_hpc.training.loading import load
 from gyre_hpc.training.loss import Objective, batch_loss
 from gyre_hpc.training.rows import Batch, stack
 from tests.training.conftest import make_rows
@@ -176,6 +180,21 @@ def test_the_budget_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) 
     assert share_of_free(torch.device("cuda", 0)) == 200.0
 
 
+def test_the_kind_of_attention_is_the_configuration_s(model_dir: Path, batch: Batch, caplog: pytest.LogCaptureFixture) -> None:
+    def loaded(kind: str) -> Any:
+        return load(model_dir, check({"training": {"attention": kind}}, "test"))
+
+    default = loaded("")
+    assert not caplog.text
+    eager = loaded("eager")
+    assert "attention is eager" in caplog.text
+    assert (default.config._attn_implementation, eager.config._attn_implementation) == ("sdpa", "eager")
+    for expected, got in zip(gradients(default, batch), gradients(eager, batch), strict=True):
+        assert torch.allclose(expected, got, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ConfigError, match="fast"):
+        loaded("fast")
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A torch.distributed world of this process alone."""
@@ -204,9 +223,6 @@ def test_shards_are_there_when_layers_and_chunks_are_computed_again(mode: Mode, 
 
 
 def test_a_loaded_model_has_it_and_writes_the_same_files(model_dir: Path, tmp_path: Path) -> None:
-    from gyre_hpc.configfile import check
-    from gyre_hpc.training.actor import Satellite
-
     plain, again = (Satellite(model_dir, check({"training": {"activation_checkpointing": on}}, "test")) for on in (False, True))
     again.model.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == (model_dir / "model.safetensors").read_bytes()
