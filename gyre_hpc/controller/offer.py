@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gyre_hpc.engines.weight_stream import Sender, Weights
 
 logger = logging.getLogger(__name__)
+_MEETING = 8
+"""Times the patience for those who come after the first: as long as a meeting may take altogether, whoever comes."""
 
 
 class Offer:
@@ -59,7 +61,7 @@ class Offer:
 
         def begin(given: Weights) -> str:
             self._broadcaster = self._broadcaster or Broadcaster(device)
-            source = self._broadcaster.offer(host, version, given, engines, patience)
+            source = self._broadcaster.offer(host, version, given, engines, patience, _MEETING * patience)
             self._broadcasts = True
             return source
 

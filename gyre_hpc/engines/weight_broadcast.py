@@ -108,15 +108,15 @@ class Broadcaster:
         self._stopped = threading.Event()
         self._sent = Sent(0, 0, 0.0)
 
-    def offer(self, host: str, version: int, weights: Weights, engines: int, patience: float) -> str:
-        """Broadcast `weights` once `engines` have come, or to those that have `patience` seconds after the first. Returns the source.
+    def offer(self, host: str, version: int, weights: Weights, engines: int, patience: float, seconds: float = 600.0) -> str:
+        """Broadcast `weights` once `engines` have come, or to those that have `patience` seconds after the first, or `seconds` from now.
 
-        Raises OSError. The weights must not change before `withdraw` has returned.
+        Returns the source. Raises OSError. The weights must not change before `withdraw` has returned.
         """
         self.withdraw()
         meeting = Meeting(host, version)
         self._stopped, self._sent = threading.Event(), Sent(0, 0, 0.0)
-        arguments = (meeting, weights, engines, patience, self._kept, self._stopped)
+        arguments = (meeting, weights, engines, (patience, seconds), self._kept, self._stopped)
         self._thread = threading.Thread(target=self._run, args=arguments, name="weights", daemon=True)
         self._thread.start()
         return SCHEME + meeting.source
@@ -145,12 +145,19 @@ class Broadcaster:
         self._kept = {}
 
     def _run(
-        self, meeting: Meeting, weights: Weights, engines: int, patience: float, kept: dict[str, _Kept], stopped: threading.Event
+        self,
+        meeting: Meeting,
+        weights: Weights,
+        engines: int,
+        limits: tuple[float, float],
+        kept: dict[str, _Kept],
+        stopped: threading.Event,
     ) -> None:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread
         began = time.monotonic()
-        lines = meeting.gather(engines, patience, stopped)
+        patience, seconds = limits
+        lines = meeting.gather(engines, patience, stopped, seconds)
         met = time.monotonic()
         grouped = 0.0
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import math
+import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -154,8 +155,18 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def open_store(address: str, seconds: float) -> Any:
-    """Where the ranks of a group find each other, on a free port (`.port`), in this process."""
-    return _distributed.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=min(FORMING, seconds)))
+    """Where the ranks of a group find each other, on a free port (`.port`) of this process, and at this address alone: torch itself would
+    listen on every network of the node."""
+    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    port = listener.getsockname()[1]
+    return _distributed.TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=min(FORMING, seconds)),
+        master_listen_fd=listener.detach(),
+    )
 
 
 def join(info: dict[str, Any], worker: int, address: str) -> Group:

@@ -5,7 +5,8 @@ then on the leader asks and the member answers, one JSON line each: {do: enter |
 last word is the leader's, {do: end, why} ("" where all went well).
 Invariants: a member that dies, or whose sender does, is known by its line at once, whatever the collective's own time-outs are; while a
 member works nothing is said to it but the end, so anything that can be read from its line then means: leave the collective; an engine takes
-part with all of its workers or with none; the door is closed when those who came are led, a later one is refused at once.
+part with all of its workers or with none; the door is closed when those who came are led, a later one is refused at once; a stranger, who
+does not know the secret, keeps nobody waiting: all who are at the door are listened to at once, each for `_GREETING` seconds altogether.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ log = logging.getLogger(__name__)
 
 _LONGEST_GREETING = 1 << 14
 _GREETING = 5.0
-"""Seconds for a stranger to say who it is."""
+"""Seconds for whoever comes to say who it is, however slowly it speaks."""
+_GUESTS = 256
+"""As many may be at the door; then who has been there longest goes. A member says who it is as soon as it is connected."""
 _LOOK = 0.1
 """Seconds between two looks whether anybody wants us to stop."""
 _LAST_WORD = 1.0
@@ -106,6 +109,26 @@ class Line:
         self.connection.close()
 
 
+class _Guest:
+    """Somebody who came, and what it has said so far."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.said, self.until = connection, bytearray(), time.monotonic() + _GREETING
+
+    def listen(self) -> bytes | None:
+        """Its whole greeting, None while it goes on. Raises OSError, ValueError."""
+        try:
+            heard = self.connection.recv(_LONGEST_GREETING)
+        except BlockingIOError:
+            return None
+        self.said += heard
+        if self.said.endswith(b"\n"):
+            return bytes(self.said)
+        if not heard or len(self.said) > _LONGEST_GREETING:
+            raise ValueError("it said nothing" if not self.said else "it did not say who it is")
+        return None
+
+
 class Meeting:
     """Where members come before a broadcast of one version; `source`: "host:port/secret", to be given to them."""
 
@@ -113,23 +136,25 @@ class Meeting:
         """Listens when it returns. Raises OSError."""
         self._version, self._secret = version, secrets.token_urlsafe(16)
         self._listener = socket.create_server((host if host == _LOOPBACK else "", 0), backlog=1024)
-        self._listener.settimeout(_LOOK)
+        self._listener.setblocking(False)
+        self._guests: list[_Guest] = []
         self.source = f"{host}:{self._listener.getsockname()[1]}/{self._secret}"
 
-    def gather(self, engines: int, patience: float, stopped: threading.Event) -> list[Line]:
+    def gather(self, engines: int, patience: float, stopped: threading.Event, seconds: float = float("inf")) -> list[Line]:
         """The lines to all workers of the engines that came, in order of (engine, worker).
 
-        Waits until `engines` are there with all of their workers, at most `patience` seconds after the first has come, or until `stopped`.
+        Waits until `engines` are there with all of their workers, at most `patience` seconds after the first has come, and `seconds`
+        altogether, or until `stopped`.
         """
         lines: list[Line] = []
-        last = float("inf")
+        last = time.monotonic() + seconds
         try:
             while len(_whole(lines)) < engines and time.monotonic() < last and not stopped.is_set():
-                if line := self._next():
+                for line in self._come():
                     lines.append(line)
                     last = min(last, time.monotonic() + patience)
         finally:
-            self._listener.close()
+            self.close()
         whole = _whole(lines)
         there = []
         for line in sorted(lines, key=lambda line: (line.member.engine, line.member.worker)):
@@ -146,25 +171,51 @@ class Meeting:
     def close(self) -> None:
         """Nobody comes in any more."""
         self._listener.close()
+        for guest in self._guests:
+            guest.connection.close()
+        self._guests = []
 
-    def _next(self) -> Line | None:
+    def _come(self) -> list[Line]:
+        """Those who have said by now that they are members; waits for a moment."""
+        speak = speaking([self._listener, *(guest.connection for guest in self._guests)], _LOOK)
+        if self._listener in speak:
+            self._open()
+        members = [line for guest in list(self._guests) if guest.connection in speak and (line := self._listen(guest)) is not None]
+        now = time.monotonic()
+        for guest in [guest for guest in self._guests if now > guest.until] + self._guests[: max(0, len(self._guests) - _GUESTS)]:
+            self._turn_away(guest, "it takes too long to say who it is")
+        return members
+
+    def _open(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except TimeoutError:
-            return None
+        except BlockingIOError:  # it has gone again
+            return
         except OSError as error:
             log.warning("a member of the broadcast of version %d could not be accepted: %s", self._version, error)
             time.sleep(_LOOK)
-            return None
+            return
+        connection.setblocking(False)
+        self._guests.append(_Guest(connection))
+
+    def _listen(self, guest: _Guest) -> Line | None:
         try:
-            connection.settimeout(_GREETING)
-            with connection.makefile("rb") as lines:
-                told = json.loads(lines.readline(_LONGEST_GREETING) or b"{}")
-            return Line(connection, self._member(told))
+            greeting = guest.listen()
+            if greeting is None:
+                return None
+            member = self._member(json.loads(greeting))
+            line = Line(guest.connection, member)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("somebody was turned away from the broadcast of version %d: %s", self._version, error)
-            connection.close()
+            self._turn_away(guest, str(error))
             return None
+        self._guests.remove(guest)
+        return line
+
+    def _turn_away(self, guest: _Guest, why: str) -> None:
+        if guest in self._guests:
+            log.warning("somebody was turned away from the broadcast of version %d: %s", self._version, why)
+            self._guests.remove(guest)
+            guest.connection.close()
 
     def _member(self, told: Any) -> Member:
         if not isinstance(told, dict) or not hmac.compare_digest(str(told.pop("secret", None)).encode(), self._secret.encode()):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
+import time
 from typing import Any, cast
 
 import pytest
 
+from gyre_hpc.engines import weight_meeting
 from gyre_hpc.engines.weight_meeting import Circle, Line, Lost, Meeting, Member, greeting
 
 
@@ -96,3 +99,46 @@ def test_one_that_left_before_the_beginning_is_not_led() -> None:
     lines[0].over("enough")
     assert json.loads(there.makefile().readline()) == {"do": "end", "why": "enough"}
     there.close()
+
+
+def greet(meeting: Meeting, said: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(meeting.source.split("/")[0].split(":")[1])))
+    connection.sendall(said)
+    return connection
+
+
+def test_strangers_keep_nobody_waiting_however_slowly_they_speak(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Some say nothing, some a part, some too much; the only one that knows the secret says it in two parts, and comes last."""
+    monkeypatch.setattr(weight_meeting, "_GUESTS", 4)
+    meeting = Meeting("127.0.0.1", 1)
+    strangers = [greet(meeting, said) for said in (b"", b"{", b"x" * (1 << 15), b"[1]\n", b"{}\n{}\n", b'{"secret": "a"}\n')]
+    word = greeting(meeting.source.split("/")[1], 1, Member("a", 0, 1, ("gloo",), 5.0))
+    member = greet(meeting, word[:20])
+    found: list[Line] = []
+    thread = threading.Thread(target=lambda: found.extend(meeting.gather(1, 600.0, threading.Event())))
+    thread.start()
+    until = time.monotonic() + 60.0
+    while len(caplog.messages) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+    member.sendall(word[20:])
+    thread.join(60.0)
+    assert [line.member.engine for line in found] == ["a"]
+    for message in ("did not say who it is", "does not know the secret", "Extra data"):
+        assert any(message in line for line in caplog.messages), caplog.messages
+    for connection in (*strangers, member):
+        connection.close()
+    found[0].over("")
+
+
+def test_who_trickles_is_turned_away_and_a_meeting_to_which_nobody_comes_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(weight_meeting, "_GREETING", 0.0)
+    meeting = Meeting("127.0.0.1", 1)
+    stranger = greet(meeting, b"{")
+    assert meeting.gather(1, 600.0, threading.Event(), 0.15) == []
+    assert caplog.messages == ["somebody was turned away from the broadcast of version 1: it takes too long to say who it is"]
+    stranger.settimeout(10.0)
+    with contextlib.suppress(ConnectionResetError):
+        assert stranger.recv(1) == b""
+    stranger.close()
