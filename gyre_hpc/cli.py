@@ -196,11 +196,17 @@ def gateway(
 
 
 @app.command()
-def doctor(as_json: JsonOption = False) -> int:
+def doctor(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="Also what this configuration names: where it will run.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: JsonOption = False,
+) -> int:
     """Check what a run needs on this machine: one line each, with the remedy."""
     from gyre_hpc.doctor import examine, exit_code, render
 
-    findings = examine()
+    findings = examine(None if config is None else configuration(config, overrides))
     show(findings, as_json, render, lambda found: [finding.as_dict() for finding in found])
     return int(exit_code(findings))
 

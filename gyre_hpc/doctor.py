@@ -17,9 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gyre_hpc.errors import ExitCode, GyreError
+
+if TYPE_CHECKING:
+    from gyre_hpc.config import Config
 
 DEADLINE = 120.0
 MIN_FREE_MB = 2048
@@ -35,6 +38,16 @@ if world.rank == 0:
 """
 DEEPSPEED_PROBE = "import deepspeed, torch; print('ANSWER', deepspeed.__version__, torch.__version__, torch.cuda.device_count())"
 VLLM_PROBE = "import vllm; from vllm.platforms import current_platform as p; print('ANSWER', vllm.__version__, p.device_type)"
+OPTIONS_PROBE = """
+import sys
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+try:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+except ImportError:
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+print("ANSWER taken")
+"""
 
 
 @dataclass(frozen=True)
@@ -51,9 +64,13 @@ class Finding:
         return asdict(self)
 
 
-def examine() -> list[Finding]:
-    """All checks, the slow ones side by side."""
-    checks: Sequence[Callable[[], Finding]] = (python_version, mpi, slurm, hdf5, deepspeed, vllm, sandbox, file_system, model_cache)
+def examine(config: Config | None = None) -> list[Finding]:
+    """All checks, the slow ones side by side; with a configuration those of what it names on this machine, too."""
+    checks: list[Callable[[], Finding]] = [python_version, mpi, slurm, hdf5, deepspeed, vllm, sandbox, file_system, model_cache]
+    if config is not None:
+        checks.append(named("configuration", lambda: configuration(config)))
+        if config.rollout.engine == "vllm":
+            checks.append(named("engine options", lambda: engine_options(config)))
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(_guarded, checks))
 
@@ -176,7 +193,37 @@ def model_cache() -> Finding:
     return Finding("small model", False, "not built yet", remedy, required=False)
 
 
+def configuration(config: Config) -> Finding:
+    """What it names, as a job looks at it at its start: files, tasks, limits and addresses of this node."""
+    from gyre_hpc.driver.allocation import node_name
+    from gyre_hpc.driver.inputs import check_inputs
+    from gyre_hpc.driver.preflight import check_node
+    from gyre_hpc.driver.rundir import resolve
+
+    check_inputs(resolve(config))
+    check_node(config, [node_name()])
+    return Finding("configuration", True, f"{config.run.name}: what it names is here, and fits this node")
+
+
+def engine_options(config: Config) -> Finding:
+    """`rollout.options`, read by vLLM's own command line, as an engine's start would."""
+    from gyre_hpc.engines.options import as_arguments, vllm_options
+
+    argv = as_arguments(vllm_options(config.rollout.options))
+    try:
+        _answer(OPTIONS_PROBE, argv)
+    except GyreError as error:
+        return Finding("engine options", False, error.what, "mend rollout.options; the engine would not start")
+    return Finding("engine options", True, f"vLLM takes {' '.join(argv) or 'its defaults'}")
+
+
 # -- helpers --------------------------------------------------------------------------------------------------------------------
+def named(name: str, check: Callable[[], Finding]) -> Callable[[], Finding]:
+    """A check under the name that its finding has when it breaks."""
+    check.__name__ = name
+    return check
+
+
 def _guarded(check: Callable[[], Finding]) -> Finding:
     """A check that breaks is a finding, not a traceback."""
     name = check.__name__.replace("_", " ")
@@ -219,9 +266,9 @@ def _child(argv: Sequence[str], extra: Mapping[str, str] | None = None) -> str:
     return done.stdout
 
 
-def _answer(code: str) -> list[str]:
+def _answer(code: str, arguments: Sequence[str] = ()) -> list[str]:
     """The words behind ANSWER that a Python child prints (libraries print other lines around it)."""
-    out = _child([sys.executable, "-P", "-c", code])
+    out = _child([sys.executable, "-P", "-c", code, *arguments])
     line = next((line for line in out.splitlines() if line.startswith("ANSWER ")), None)
     if line is None:
         raise GyreError("the probe gave no answer", REINSTALL)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc import doctor
+from gyre_hpc.configfile import check
 from gyre_hpc.doctor import Finding, exit_code, render
 from gyre_hpc.errors import ExitCode
 
@@ -40,6 +41,31 @@ def test_a_check_that_breaks_is_a_finding_with_a_remedy(monkeypatch: pytest.Monk
     assert (found.ok, found.required) == (False, True)
     assert "ModuleNotFoundError: No module named 'no_such_module'" in found.detail
     assert found.remedy
+
+
+def test_a_configuration_is_looked_at_as_its_job_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all checks only those of the configuration run here."""
+    for name in ("python_version", "mpi", "slurm", "hdf5", "deepspeed", "vllm", "sandbox", "file_system", "model_cache"):
+        monkeypatch.setattr(doctor, name, doctor.named(name, lambda: Finding("other", True, "")))
+    good, bad = check({"run": {"name": "mine"}}, "test"), check({"gateway": {"host": "x" * 70}}, "test")
+    assert [finding.detail for finding in doctor.examine(good)][9:] == ["mine: what it names is here, and fits this node"]
+    (found,) = doctor.examine(bad)[9:]
+    assert (found.name, found.ok, found.required) == ("configuration", False, True)
+    assert "does not resolve here" in found.detail
+    monkeypatch.setattr(doctor, "OPTIONS_PROBE", "import sys; sys.exit('unrecognized arguments: ' + ' '.join(sys.argv[1:]))")
+    options = check({"rollout": {"engine": "vllm", "options": {"device": "tpu", "enforce_eager": True}}}, "test")
+    found = doctor.examine(options)[-1]
+    assert (found.name, found.ok) == ("engine options", False)
+    assert found.detail.endswith("unrecognized arguments: --device=tpu --enforce-eager")
+
+
+@pytest.mark.vllm
+def test_vllms_own_command_line_says_what_it_does_not_take() -> None:
+    taken = doctor.engine_options(check({"rollout": {"engine": "vllm", "options": {"kv_gib": 1, "block_size": 32}}}, "test"))
+    assert taken.ok, taken
+    refused = doctor.engine_options(check({"rollout": {"engine": "vllm", "options": {"device": "tpu"}}}, "test"))
+    assert not refused.ok
+    assert "--device=tpu" in refused.detail
 
 
 def test_only_required_things_decide_the_exit_code_and_each_is_one_line() -> None:

@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import select
 import socket
 import subprocess
@@ -25,6 +26,15 @@ log = logging.getLogger(__name__)
 
 UNSUPPORTED = 3
 """Exit status of an engine process that would compute this model wrongly: trying again is useless."""
+USAGE = 2
+"""Exit status of a program that does not know its command line."""
+_END = 1 << 16
+"""Bytes at the end of a log in which the cause is looked for: vLLM writes a traceback a process."""
+_MOST = 500
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?(?:[A-Z]+ [\d-]+ [\d:.]+ \[[^\]]*\] ?)?")
+"""What vLLM's processes put before each line."""
+_ECHO = re.compile(r"[Ss]ee root cause above|Engine core initialization failed|[Ff]or further information visit|^\s*\^+$")
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Fault|Interrupt): \S")
 # engines are on our own nodes: a proxy from the environment must not see them
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _BROKEN = (OSError, http.client.HTTPException, ValueError)
@@ -53,10 +63,14 @@ class Child:
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Raises EngineFault with the end of its log if the process has ended, ConfigError if the model is to blame."""
+        """Raises EngineFault with what its log says if the process has ended, ConfigError if the model or an option is to blame."""
         status = self._process.poll()
         if status == UNSUPPORTED:
             raise ConfigError(f"model.path: this engine can't serve it: {last_line(self.log_file)}", "use rollout.engine = vllm")
+        if status == USAGE:
+            raise ConfigError(
+                f"rollout.options: the engine refuses its command line: {last_line(self.log_file)}", "mend that option, or leave it out"
+            )
         if status is not None:
             raise EngineFault(f"engine process {self.pid} ended with status {status}: {last_line(self.log_file)}")
 
@@ -88,12 +102,26 @@ def visible_devices(devices: Sequence[int], env: Mapping[str, str]) -> dict[str,
 
 
 def last_line(path: Path) -> str:
-    """The last line with text in a log, for error messages."""
+    """Why a process ended, in the words of its log: the last exception that is no echo of another, else the last line with text."""
     with contextlib.suppress(OSError):
-        lines = [line for line in path.read_text(errors="replace")[-4000:].splitlines() if line.strip()]
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _END))
+            text = file.read().decode(errors="replace")
+        lines = [line for line in (_PREFIX.sub("", line).rstrip() for line in text.splitlines()) if line and not _ECHO.search(line)]
         if lines:
-            return f"{lines[-1].strip()} ({path})"
+            return f"{_cause(lines)[:_MOST]} ({path})"
     return f"see {path}"
+
+
+def _cause(lines: Sequence[str]) -> str:
+    """A usage error is the last line; a traceback's end may have much behind it, and goes on where its next line is indented."""
+    if ": error: " in lines[-1]:
+        return lines[-1].strip()
+    for number in range(len(lines) - 1, -1, -1):
+        if _EXCEPTION.match(lines[number]):
+            more = lines[number + 1 : number + 2]
+            return " ".join(line.strip() for line in [lines[number], *(line for line in more if line.startswith(" "))])
+    return lines[-1].strip()
 
 
 def read_line(fd: int, child: Child, deadline: float) -> str:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import orjson
+
 from gyre_hpc.errors import ConfigError
 
 TORCH: Mapping[str, Any] = MappingProxyType({"flush": 8, "prefill": 4096, "prefix_mb": 256, "rows": 0, "device": ""})
 """The torch engine's options and their defaults: tokens a chunk, tokens a pass, MiB, calls at once (0: the capacity), device."""
+DEVICES = ("cpu", "cuda", "xpu", "mps", "npu", "hpu", "mtia")
+"""Kinds of devices that a torch engine may be given; `cuda:1` is one of them."""
 _LEAST = {"flush": 1, "prefill": 1, "prefix_mb": 0, "rows": 0}
 VLLM_OWN = frozenset(
     {
@@ -65,8 +70,8 @@ def torch_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"rollout.options.{name} = {value!r}", f"a whole number from {least} is wanted")
     device = options.get("device", "")
-    if not isinstance(device, str):
-        raise ConfigError(f"rollout.options.device = {device!r}", "the name of a device, for example cuda; empty: a GPU if there is one")
+    if not isinstance(device, str) or (device and not re.fullmatch(rf"(?:{'|'.join(DEVICES)})(?::\d+)?", device)):
+        raise ConfigError(f"rollout.options.device = {device!r}", f"one of {', '.join(DEVICES)}; empty: a GPU if there is one")
     return {**TORCH, **options}
 
 
@@ -84,3 +89,14 @@ def vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if given.get(_UNPROVEN):
         raise ConfigError(f"rollout.options.{_UNPROVEN} leaves no log-probs of prompts, by which weights are checked", "remove it")
     return given
+
+
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of vLLM's command line: a truth as `--name` or `--no-name`, what has parts as JSON."""
+    argv = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            argv.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            argv.append(f"--{name}={value if isinstance(value, str | int | float | Path) else orjson.dumps(value).decode()}")
+    return argv

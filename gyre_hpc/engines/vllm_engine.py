@@ -21,11 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from gyre_hpc import processes
 from gyre_hpc.engines import control, handover_nixl, vllm_guard
-from gyre_hpc.engines.options import KV_GIB, on_cpu, vllm_options
+from gyre_hpc.engines.options import KV_GIB, as_arguments, on_cpu, vllm_options
 from gyre_hpc.engines.protocol import (
     NIXL,
     EngineAddress,
@@ -302,15 +300,7 @@ def command(spec: EngineSpec, port: int) -> list[str]:
         options["enable-sleep-mode"] = True
     if spec.handover == NIXL:
         options.update(handover_nixl.options(given, on_cpu()))
-    argv = processes.python("gyre_hpc.engines.vllm_main")
-    for name, value in {**options, **given}.items():
-        if value is True:
-            argv.append(f"--{name}")
-        elif value is False:
-            argv.append(f"--no-{name}")
-        else:
-            argv.append(f"--{name}={value if isinstance(value, str | int | float | Path) else orjson.dumps(value).decode()}")
-    return argv
+    return [*processes.python("gyre_hpc.engines.vllm_main"), *as_arguments({**options, **given})]
 
 
 def prompt_logprobs(tokens: Sequence[int], told: Any) -> list[float]:

@@ -16,6 +16,7 @@ import pytest
 from gyre_hpc import processes
 from gyre_hpc.engines import control
 from gyre_hpc.engines.protocol import EngineFault
+from gyre_hpc.errors import ConfigError
 
 
 def start(program: str, log: Path) -> tuple[control.Child, int]:
@@ -60,6 +61,55 @@ def test_a_child_that_ends_first_is_quoted(tmp_path: Path) -> None:
     child, read = start("raise SystemExit('no such device')", tmp_path / "log")
     with pytest.raises(EngineFault, match=r"ended with status 1: no such device \(.*log\)"):
         control.read_line(read, child, 10.0)
+
+
+def test_a_command_line_that_is_refused_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
+    child, read = start("import argparse; argparse.ArgumentParser('vllm').parse_args(['--device=tpu'])", tmp_path / "log")
+    with pytest.raises(
+        ConfigError, match=r"rollout\.options: the engine refuses its command line: vllm: error: unrecognized arguments: --dev"
+    ):
+        control.read_line(read, child, 10.0)
+
+
+VLLM = """(EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708] Traceback (most recent call last):
+(EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708]   File "core.py", line 1, in run
+(EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708] ValueError: No room for {} blocks
+(EngineCore_DP0 pid=71) Process EngineCore_DP0:
+(APIServer pid=70) Traceback (most recent call last):
+(APIServer pid=70)     raise RuntimeError("Engine core initialization failed. "
+(APIServer pid=70) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}
+(APIServer pid=70) INFO 11-30 12:00:02 [launcher.py:1] bye
+"""
+PYDANTIC = """Traceback (most recent call last):
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, Unknown quantization method: foo. [type=value_error, input_value=ArgsKwargs((), {'model':...}), input_type=ArgsKwargs]
+    For further information visit https://errors.pydantic.dev/2.12/v/value_error
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (VLLM, "ValueError: No room for {} blocks"),
+        (
+            PYDANTIC,
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig Value error, Unknown quantization method",
+        ),
+        ("ImportError: x\nusage: vllm [-h]\nvllm: error: argument --dtype: invalid choice: 'x'\n", "vllm: error: argument --dtype"),
+        ("loading\nSegmentation fault\n\n", "Segmentation fault"),
+        ("RuntimeError: Expected one of cpu, cuda\n", "RuntimeError: Expected one of cpu, cuda"),
+    ],
+)
+def test_the_cause_is_quoted_not_its_echoes(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "log").write_text(text)
+    told = control.last_line(tmp_path / "log")
+    assert told.startswith(words)
+    assert told.endswith(f"({tmp_path / 'log'})")
+
+
+def test_a_log_without_a_word_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\n")
+    assert control.last_line(tmp_path / "log") == f"see {tmp_path / 'log'}"
 
 
 def test_a_child_that_says_nothing_is_not_awaited_for_ever(tmp_path: Path) -> None:

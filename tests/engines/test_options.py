@@ -15,6 +15,7 @@ from gyre_hpc.errors import ConfigError
 
 def test_a_torch_engine_fills_in_defaults() -> None:
     assert torch_options({"rows": 5}) == {**TORCH, "rows": 5}
+    assert torch_options({"device": "cuda:1"})["device"] == "cuda:1"
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,9 @@ def test_a_torch_engine_fills_in_defaults() -> None:
         ({"rows": -1}, r"rollout\.options\.rows = -1; a whole number from 0"),
         ({"flush": 0}, r"rollout\.options\.flush = 0; a whole number from 1"),
         ({"prefill": True}, r"rollout\.options\.prefill = True"),
-        ({"device": 0}, r"rollout\.options\.device = 0; the name of a device"),
+        ({"device": 0}, r"rollout\.options\.device = 0; one of cpu, cuda"),
+        ({"device": "tpu"}, r"rollout\.options\.device = 'tpu'; one of cpu, cuda, .*; empty: a GPU if there is one"),
+        ({"device": "cuda:x"}, r"rollout\.options\.device = 'cuda:x'"),
     ],
 )
 def test_what_a_torch_engine_does_not_take_is_named(options: dict[str, Any], words: str) -> None:
