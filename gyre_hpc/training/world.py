@@ -7,13 +7,16 @@ they wait for (cells/watchdog.py) and end the process: a collective can't be cal
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 
 from gyre_hpc.errors import Resumable
 
+_LOOPBACK = "127.0.0.1"
 BEHIND = 30.0
 """Seconds by which a world's own deadline stands behind its callers'."""
 
@@ -30,14 +33,23 @@ class Seat:
 def join(seat: Seat, backend: str, deadline: float) -> None:
     """Form the world, of which every collective has `deadline` seconds. Collective. Raises Resumable."""
     try:
-        torch.distributed.init_process_group(
-            backend, init_method=f"tcp://{seat.master}", rank=seat.rank, world_size=seat.ranks, timeout=timedelta(seconds=deadline)
-        )
-    except (RuntimeError, ValueError) as error:
+        limit = timedelta(seconds=deadline)
+        torch.distributed.init_process_group(backend, store=_store(seat, limit), rank=seat.rank, world_size=seat.ranks, timeout=limit)
+    except (OSError, RuntimeError, ValueError) as error:
         raise Resumable(
             f"rank {seat.rank} of {seat.ranks} of a cell could not join {seat.master}: {str(error).splitlines()[0]}",
             "see the other ranks' logs; raise deadlines.start if they are slow; the same command resumes",
         ) from error
+
+
+def _store(seat: Seat, limit: timedelta) -> torch.distributed.Store:
+    """Where its ranks find each other. It asks for no secret: on one node it listens on loopback alone, where torch itself would listen on
+    every network; between nodes the network must be the job's own (a node's name may mean loopback to the node itself)."""
+    host, port = seat.master.rsplit(":", 1)
+    local: dict[str, Any] = {}
+    if seat.rank == 0 and host == _LOOPBACK:
+        local["master_listen_fd"] = socket.create_server((host, int(port))).detach()
+    return torch.distributed.TCPStore(host, int(port), seat.ranks, is_master=seat.rank == 0, timeout=limit, **local)
 
 
 def leave() -> None:
