@@ -108,8 +108,8 @@ def _check_training(config: Config) -> None:
     for name in ("tensor_parallel", "pipeline_parallel"):
         if (size := getattr(t, name)) > 1:
             raise ConfigError(
-                f"training.{name} = {size} is not supported: every rank of a cell computes with whole weights (ZeRO shards the optimizer)",
-                f"training.{name} = 1; the cell's {ranks} ranks share its rows (data parallel)",
+                f"training.{name} = {size} is not supported: every rank of a cell computes whole layers",
+                f"training.{name} = 1; the cell's {ranks} ranks share its rows (data parallel), and with ZeRO stage 3 the model",
             )
 
 

@@ -85,8 +85,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _call(writer, writer.context_node(broken, np.array([7], np.int32), 0, -1, Role.MAIN), (4, 5, 6), Fate.DELIVERED)
         finish(writer, 0)
         writer.seal()
-    arrays = {"master/0": np.zeros(9, np.float32), "rng/torch": np.zeros(9, np.uint8)}
-    save(paths, [CoreState(0, 1, 9, "M", 24, arrays, [("w", 0, 0, 9)])], RunState(24, 24, {"schedule": {}}), 2)
+    table = [("model.norm.weight", 0, 0, 3), ("model.norm.weight", 0, 5, 2), ("w", 0, 3, 2), ("w", 0, 7, 2)]
+    shards = [{"master/0": part, "rng/torch": np.zeros(9, np.uint8)} for part in np.split(np.arange(9, dtype=np.float32), [5])]
+    save(paths, [CoreState(rank, 2, 9, "M", 24, shards[rank], table) for rank in range(2)], RunState(24, 24, {"schedule": {}}), 2)
     for kind, fields in examples():
         EventLog(paths.events).emit(kind, **fields)
     EventLog(paths.events).emit("run.end", attempt=2, status="done", exit_code=0, seconds=1.0)
@@ -172,6 +173,8 @@ def test_python_runs_against_a_segment(text: str, made: Path, monkeypatch: pytes
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(text, "example", "exec"), names)
+    if "weight" in names:
+        assert names["weight"].tolist() == [0.0, 1.0, 2.0, 5.0, 6.0]
     if "target" in names:
         with StoreReader(made / RUN / "trees") as reader:
             tree = reader.tree(int(names["execution"]))

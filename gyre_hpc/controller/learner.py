@@ -275,7 +275,7 @@ class Learner:
         core = self.core
         if not self.trains:
             core.onload()
-        with self._world.together(f"the core's ranks to write version {message.version}", self.config.deadlines.step):
+        with self._world.together(f"the core's ranks to write version {message.version}", self.config.deadlines.transfer):
             core.export(Path(message.weights))
         source = ""
         if message.offer:
@@ -294,7 +294,7 @@ class Learner:
 
     def _gathered(self, core: Core, message: Export) -> str:
         """The same of a sharded model: the leader gets all of it first, if it has room; all ranks of the core take part."""
-        with self._world.together(f"the core's ranks to gather version {message.version}", self.config.deadlines.step):
+        with self._world.together(f"the core's ranks to gather version {message.version}", self.config.deadlines.transfer):
             if not core.agreed(not self.place.is_leader or self._offer.has_room(message.version, core.copied)):
                 return ""
             weights = core.weights()
