@@ -16,6 +16,7 @@ import torch
 
 from gyre_hpc.errors import Resumable
 
+_distributed: Any = torch.distributed
 _LOOPBACK = "127.0.0.1"
 BEHIND = 30.0
 """Seconds by which a world's own deadline stands behind its callers'."""
@@ -42,14 +43,14 @@ def join(seat: Seat, backend: str, deadline: float) -> None:
         ) from error
 
 
-def _store(seat: Seat, limit: timedelta) -> torch.distributed.Store:
+def _store(seat: Seat, limit: timedelta) -> Any:
     """Where its ranks find each other. It asks for no secret: on one node it listens on loopback alone, where torch itself would listen on
     every network; between nodes the network must be the job's own (a node's name may mean loopback to the node itself)."""
     host, port = seat.master.rsplit(":", 1)
     local: dict[str, Any] = {}
     if seat.rank == 0 and host == _LOOPBACK:
         local["master_listen_fd"] = socket.create_server((host, int(port))).detach()
-    return torch.distributed.TCPStore(host, int(port), seat.ranks, is_master=seat.rank == 0, timeout=limit, **local)
+    return _distributed.TCPStore(host, int(port), seat.ranks, is_master=seat.rank == 0, timeout=limit, **local)
 
 
 def leave() -> None:
