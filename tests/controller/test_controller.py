@@ -25,6 +25,7 @@ from cells.lines import Lines
 from gyre_hpc import stopfile
 from gyre_hpc.configfile import check
 from gyre_hpc.controller.controller import Controller
+from gyre_hpc.controller.engines import Engines
 from gyre_hpc.controller.stepwork import Counter
 from gyre_hpc.errors import ExitCode, Resumable
 from gyre_hpc.gateway.client import ControlClient
@@ -41,6 +42,9 @@ class FakeCells:
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
         self.lines = self
+        self.notes: list[tuple[int, dict[str, Any]]] = []
+        self.pid = 7
+        """Of the engine of every cell; the next once it is revived."""
 
     def announce(self, message: dict[str, Any], agree: bool) -> int:
         self.told.append(message)
@@ -50,12 +54,19 @@ class FakeCells:
         return [{}]
 
     def ask(self, rank: int, message: dict[str, Any]) -> int:
-        assert (rank, message["kind"]) == (1, "Save"), "the core's leader"
+        assert message["kind"] == "Command" or (rank, message["kind"]) == (1, "Save"), "the core's leader"
         self.told.append(message)
+        self.pid += message.get("what") == "revive"
         return 0
 
     def answer_to(self, number: int) -> dict[str, Any]:
-        return {"checkpoint": {"seconds": 1.0, "bytes": 8}}
+        return {"checkpoint": {"seconds": 1.0, "bytes": 8}, "engines": {"0": {"url": "", "pid": self.pid}}}
+
+    def set_route(self, cell: int, address: dict[str, Any] | None, engine: int = 0) -> None:
+        self.told.append({"kind": "route" if address else "no route"})
+
+    def open_route(self, cell: int) -> None:
+        self.told.append({"kind": "open"})
 
     def close_routes(self, cells: Any, deadline: float) -> None:
         self.told.append({"kind": "routes closed", "in time": 0 < deadline <= LEFT / 2})
@@ -63,8 +74,8 @@ class FakeCells:
     def status(self) -> dict[str, Any]:
         return {}
 
-    def note(self) -> None:
-        return None
+    def note(self) -> tuple[int, dict[str, Any]] | None:
+        return self.notes.pop(0) if self.notes else None
 
     def close(self) -> None:
         pass
@@ -80,11 +91,11 @@ def group(number: int, version: int) -> Iterator[Event]:
     yield GroupComplete(number, 2)
 
 
-def made(paths: RunPaths, cells: FakeCells) -> Controller:
-    """One with a single cell and four steps, none of which has a checkpoint before the last."""
+def made(paths: RunPaths, cells: FakeCells, count: int = 1) -> Controller:
+    """One with a single cell (or `count`) and four steps, none of which has a checkpoint before the last."""
     config = check(
         {
-            "cells": {"count": 1},
+            "cells": {"count": count},
             "run": {"steps": 4},
             "schedule": {"groups_per_step": 1, "group_size": 2, "phi": 0, "mu": 1},
             "rollout": {"capacity": 2},
@@ -167,3 +178,22 @@ def test_what_fails_once_a_stop_is_near_is_given_up_and_the_step_is_saved(tmp_pa
     assert not controller._advance_activity()
     with pytest.raises(Resumable, match="the engine is gone"):
         controller._advance_activity()
+
+
+def test_the_waterlevel_counts_no_slot_of_a_dead_engine_until_its_calls_can_go_there_again(tmp_path: Path) -> None:
+    cells = FakeCells()
+    controller = made(RunPaths(tmp_path), cells, 2)
+    engine = {"kind": "torch", "url": "u", "window": 100, "handover": "", "capacity": 2, "pid": 7, "kv_tokens": 200, "holds": 2}
+    controller._engines = Engines([{"engines": {"0": engine}}] * 2)
+    policy = controller.policy
+    policy.start()
+    assert policy.capacity == 4
+    cells.notes = [(2, {"died": {"0": 7}})]
+    controller._take_notes()
+    assert policy.capacity == 2
+    assert controller._begin_revival()
+    while controller._activity is not None:
+        assert policy.capacity == 2, "not before its route is open"
+        controller._advance_activity()
+    assert [told.get("what", told["kind"]) for told in cells.told] == ["where", "no route", "revive", "route", "open"]
+    assert policy.capacity == 4
