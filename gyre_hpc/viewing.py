@@ -24,10 +24,14 @@ class Seen:
 
     config: Config
     left_out: tuple[str, ...] = ()
+    empty: bool = False
+    """The file says nothing at all: it was lost."""
 
     @property
     def warning(self) -> str | None:
-        """One line for a person, if anything was left out."""
+        """One line for a person, if anything was left out, or lost."""
+        if self.empty:
+            return "config.yaml is empty, what it said is lost"
         if not self.left_out:
             return None
         several = "these keys" if len(self.left_out) > 1 else "this key"
@@ -40,7 +44,7 @@ def see(path: Path) -> Seen:
     left_out: list[str] = []
     while True:
         try:
-            return Seen(Config.model_validate(tree), tuple(left_out))
+            return Seen(Config.model_validate(tree), tuple(left_out), empty=not tree and not left_out)
         except ValidationError as error:
             gone = [_take_out(tree, mistake["loc"]) for mistake in error.errors()]
             left_out += dict.fromkeys(key for key in gone if key)

@@ -43,6 +43,11 @@ def test_a_run_of_this_version_is_read_whole(run: RunPaths) -> None:
     assert (seen.config.run.steps, seen.left_out, seen.warning) == (3, (), None)
 
 
+def test_a_file_that_was_lost_is_told(run: RunPaths) -> None:
+    run.config.write_text("")
+    assert see(run.config).warning == "config.yaml is empty, what it said is lost"
+
+
 def test_a_section_that_is_none_any_more_is_left_out(run: RunPaths) -> None:
     run.config.write_text("run: 3\nmodel: {window: [1]}\n")
     assert see(run.config).left_out == ("run", "model.window")

@@ -129,7 +129,7 @@ def _scores(summary: Summary) -> str:
 
 def _dotted(summary: Summary) -> str:
     each = -(-len(summary.scores) // MOST_DOTS)
-    return "single executions" if each <= 1 else f"every {each}th of {len(summary.scores):,} executions"
+    return "single executions" if each <= 1 else f"one in {each} of {len(summary.scores):,} executions"
 
 
 def _clock(summary: Summary) -> tuple[list[float], list[float]]:
