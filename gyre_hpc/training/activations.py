@@ -118,8 +118,8 @@ class _Layer:
         device = next((a.device for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), torch.device("cpu"))
         if not (self._kept.full(device) or self._gathers_inside):
             return self._counted(*args, **kwargs)
-        if self._on_host and device.type == "cuda":
-            with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        if self._on_host:
+            with torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda"):
                 return self._again(*args, **kwargs)
         return self._again(*args, **kwargs)
 
