@@ -175,8 +175,10 @@ class Sharded:
             if told.parameters.get(name, (None, None))[0] != tuple(p.shape):
                 raise ConfigError(
                     f"parameter {name} is {tuple(p.shape)} by config.json and {told.parameters.get(name)} as loaded",
-                    "this model can't be sharded: training.deepspeed.zero_optimization.stage = 1",
+                    "this model can't be sharded: take ZeRO stage 1",
                 )
+            if not p.dim():
+                raise ConfigError(f"parameter {name} is a single number", "this model can't be sharded: take ZeRO stage 1")
             p.data = p.data.float()
         self._dtypes = [told.parameters[name][1] for name, _ in self.model.named_parameters()]
 

@@ -1,4 +1,7 @@
-"""On 1 + 2 x R ranks: a step's sums reach every rank of the core, and no other cell's are changed. Run by test_sums.py; argument: R."""
+"""On 1 + 2 x R ranks: a step's sums reach every rank of the core (of shards: those of its slot), and no other cell's are changed.
+
+Run by test_sums.py; argument: R.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,17 @@ def main() -> None:
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
     ranks = build(Layout(2, width), MPI.COMM_WORLD)
     if ranks.cell_index is not None:
-        for prefix in (1, 2):
+        assert ranks.slot is not None
+        for prefix, sharded in ((1, False), (2, False), (1, True), (2, True)):
             if ranks.cell_index >= prefix:
                 continue
             own = float(ranks.world.rank)
             gradient, sums = np.full(ELEMENTS, own, np.float32), np.arange(3, dtype=np.float64) * own
-            into_core(ranks, gradient, sums, prefix, 20.0)
+            into_core(ranks, gradient, sums, prefix, 20.0, sharded)
             whole = float(sum(range(1, 1 + prefix * width)))
             if ranks.cell_index == 0:
-                assert gradient.tolist() == [whole] * ELEMENTS
+                of_slot = float(sum(1 + cell * width + ranks.slot for cell in range(prefix)))
+                assert gradient.tolist() == [of_slot if sharded else whole] * ELEMENTS
                 assert sums.tolist() == [0.0, whole, 2 * whole]
             else:
                 assert sums.tolist() == [0.0, own, 2 * own]
