@@ -24,7 +24,11 @@ def test_the_file_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.Monk
     assert (file.asked(), file.left()) == (True, 6.0)
     ask(tmp_path, 0.0)
     assert file.left() == 0.0
+    (tmp_path / "stop").unlink()
+    assert not file.soon()
     wish(tmp_path, "rank-00001")
+    assert (file.asked(), file.soon()) == (False, True)
+    ask(tmp_path, 0.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stop", "wish"]
     withdraw(tmp_path)
     assert (file.asked(), file.left(), wished(tmp_path)) == (False, float("inf"), False)
