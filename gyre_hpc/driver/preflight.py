@@ -64,7 +64,7 @@ def check_address(config: Config, nodes: Sequence[str]) -> None:
         )
     if not any(map(_is_ours, found)):
         raise ConfigError(
-            f"gateway.host = {host} is {found[0][1][0]}, which is no address of this node",
+            f"gateway.host = {host} is {'' if host == (address := found[0][1][0]) else f'{address}, which is '}no address of this node",
             "a name or address of this node; 127.0.0.1: this node only",
         )
 

@@ -43,14 +43,39 @@ def write(paths: RunPaths) -> tuple[str, ...]:
 
 def render(paths: RunPaths, summary: Summary, trees: Survey = NOTHING) -> str:
     """The page."""
-    run = see(paths.config).config.run
-    name = run.name or paths.root.name
+    config = see(paths.config).config
+    name = config.run.name or paths.root.name
     state = summary.ended or "running, or stopped without a word"
     attempts = "attempt" if len(summary.attempts) == 1 else "attempts"
+    alone = bool(config.upstream.urls)
     sections = [
-        _tiles(summary, run.steps, trees.counts),
+        _tiles(summary, None if alone else config.run.steps, trees.counts),
         *[_failure(event) for event in summary.failures[-1:] if summary.ended != "done"],
         *[_missing(trees.missing, paths) for _ in trees.missing[:1]],
+        *(_recorded(summary) if alone else _trained(summary)),
+        _section("How executions ended", _endings(summary)),
+        _section("One trajectory tree", _tree(trees)),
+        *([] if alone else [_section("Steps", _table(summary))]),
+    ]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>gyre: {escape(name)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><main><h1>{escape(name)}</h1>"
+        f'<p class="sub">{escape(state)} · {len(summary.attempts)} {attempts} · {duration(summary.ran)}</p>'
+        f"{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _recorded(summary: Summary) -> list[str]:
+    """Of a gateway alone: nobody trains here, so there are executions and nothing else."""
+    unit, label = (3600.0, "hours") if summary.ran >= 7200 else (1.0, "seconds")
+    dots = [(summary.worked(at) / unit, score) for at, score in summary.scores[:: _each(summary)]]
+    chart = svg.line_chart([svg.Line("scores", "blue", dots, dots=True)], f"{label} that it recorded")
+    return [_section("Scores", chart, f"Dots: {_dotted(summary)}, when they ended, as whoever trains has scored them.")]
+
+
+def _trained(summary: Summary) -> list[str]:
+    """What happened step by step."""
+    return [
         _section(
             "Score per step",
             _scores(summary),
@@ -73,16 +98,7 @@ def render(paths: RunPaths, summary: Summary, trees: Survey = NOTHING) -> str:
             _steps(summary, ("target_tokens", "green"), ("trained_tokens", "blue")),
             "Target: sampled tokens of the selected paths. Trained: all that was computed for those with a gradient, context included.",
         ),
-        _section("How executions ended", _endings(summary)),
-        _section("One trajectory tree", _tree(trees)),
-        _section("Steps", _table(summary)),
     ]
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>gyre: {escape(name)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><main><h1>{escape(name)}</h1>"
-        f'<p class="sub">{escape(state)} · {len(summary.attempts)} {attempts} · {duration(summary.ran)}</p>'
-        f"{''.join(sections)}</main></body></html>\n"
-    )
 
 
 def _section(title: str, body: str, *notes: str) -> str:
@@ -100,14 +116,17 @@ def _missing(lines: Sequence[str], paths: RunPaths) -> str:
     return f'<section class="bad"><h2>Not all trees can be read</h2>{told}<p class="note">{escape(note)}</p></section>'
 
 
-def _tiles(summary: Summary, steps: int, trees: Mapping[str, Any]) -> str:
+def _tiles(summary: Summary, steps: int | None, trees: Mapping[str, Any]) -> str:
+    """`steps`: those that the run wants; None where nobody trains."""
     scores = [float(step["score_mean"]) for step in summary.steps]
-    tiles = [("optimizer steps", f"{summary.step} of {steps}"), ("executions ended", f"{sum(summary.endings.values())}")]
+    tiles = [("optimizer steps", f"{summary.step} of {steps}")] if steps is not None else []
+    tiles.append(("executions ended", f"{sum(summary.endings.values()):,}"))
     if scores:
         few = max(1, min(5, len(scores) // 2))  # the two never overlap, unless it is one step
         first, last = scores[:few], scores[-few:]
         tiles.append((f"mean score, first {few} → last {few} steps", f"{sum(first) / few:.2f} → {sum(last) / few:.2f}"))
-    tiles.append(("transfers while executions were live", f"{summary.live_transfers} of {len(summary.transfers)}"))
+    if steps is not None:
+        tiles.append(("transfers while executions were live", f"{summary.live_transfers:,} of {len(summary.transfers):,}"))
     tiles.append(("tokens sampled", f"{summary.tokens:,}"))
     if "readable" in trees:
         tiles.append(("trees that can be read", f"{trees['readable']:,}"))
@@ -120,16 +139,21 @@ def _tiles(summary: Summary, steps: int, trees: Mapping[str, Any]) -> str:
 
 def _scores(summary: Summary) -> str:
     line = svg.Line("mean score of the step", "blue", [(float(step["step"]), float(step["score_mean"])) for step in summary.steps])
-    sample = summary.scores[:: -(-len(summary.scores) // MOST_DOTS) or 1] if summary.steps else ()
+    sample = summary.scores[:: _each(summary)] if summary.steps else ()
     places = [float(x) for x in np.interp([at for at, _ in sample], *_clock(summary))]
     dots = [(x, score) for x, (_, score) in zip(places, sample, strict=True)]
     low, high = min((score for _, score in sample), default=0.0), max((score for _, score in sample), default=1.0)
     return svg.line_chart([svg.Line("single executions", "grey", dots, dots=True), line], "step", (min(0.0, low), max(1.0, high)))
 
 
+def _each(summary: Summary) -> int:
+    """One in so many executions is drawn."""
+    return max(1, -(-len(summary.scores) // MOST_DOTS))
+
+
 def _dotted(summary: Summary) -> str:
-    each = -(-len(summary.scores) // MOST_DOTS)
-    return "single executions" if each <= 1 else f"one in {each} of {len(summary.scores):,} executions"
+    each = _each(summary)
+    return "single executions" if each == 1 else f"one in {each} of {len(summary.scores):,} executions"
 
 
 def _clock(summary: Summary) -> tuple[list[float], list[float]]:

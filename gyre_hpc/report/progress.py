@@ -57,7 +57,9 @@ class View:
         self._transfers = 0
         self._notes: deque[str] = deque(maxlen=3)
         self._live: dict[str, Any] = {}
-        self._steps = see(paths.config).config.run.steps
+        config = see(paths.config).config
+        self._steps = 0 if config.upstream.urls else config.run.steps
+        """0: a gateway alone, which has no steps and no cells."""
 
     def refresh(self) -> None:
         for event in self._tail.read():
@@ -94,16 +96,20 @@ class View:
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
         bar = Table.grid(padding=(0, 1))
-        bar.add_row(ProgressBar(total=steps, completed=step, width=30), f"{step}/{steps}", f"{self._last.get('seconds', 0):.1f} s/step")
-        grid.add_row("steps", bar)
-        grid.add_row("score", Text(self._spark()))
-        grid.add_row("cells", _roles(live.get("roles", [])))
+        bar.add_row(
+            ProgressBar(total=max(1, steps), completed=step, width=30), f"{step}/{steps}", f"{self._last.get('seconds', 0):.1f} s/step"
+        )
+        if steps:
+            grid.add_row("steps", bar)
+            grid.add_row("score", Text(self._spark()))
+            grid.add_row("cells", _roles(live.get("roles", [])))
         counts = live.get("executions", {})
         grid.add_row("executions", f"{counts.get('live', 0)} live, {counts.get('queued', 0)} queued, {counts.get('finished', 0)} finished")
         endings = ", ".join(f"{count} {reason}" for reason, count in sorted(self._endings.items(), key=lambda item: -item[1]))
         grid.add_row("endings", endings or "none yet")
         grid.add_row("engines", f"{live.get('tokens_per_second', 0):.0f} tokens/s, {live.get('calls', {}).get('held', 0)} calls held")
-        grid.add_row("transfers", f"{self._transfers}, staleness {self._last.get('staleness_mean', 0):.2f}")
+        if steps:
+            grid.add_row("transfers", f"{self._transfers}, staleness {self._last.get('staleness_mean', 0):.2f}")
         notes = Text("\n".join(self._notes), style="dim")
         title = f"gyre {self.paths.root}" + (f": {self.ended}" if self.ended else "")
         return Panel(Group(grid, notes), title=title, title_align="left", border_style="blue", width=96)

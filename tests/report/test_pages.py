@@ -176,6 +176,23 @@ def test_a_report_that_finds_no_room_leaves_the_last_one_alone(run: RunPaths, mo
     assert {path.name: path.read_bytes() for path in run.root.iterdir()} == before
 
 
+def test_a_gateway_alone_has_a_report_without_steps_and_cells(run: RunPaths) -> None:
+    dump(Config.model_validate({"run": {"name": "recorded"}, "upstream": {"urls": ["http://h:1/v1"]}}), run.config)
+    log = EventLog(run.events)
+    log.emit("run.start", attempt=1, launcher="gateway", job=None, nodes=[], cells=[])
+    log.emit("execution.end", execution=0, group=0, reason="finished", score=0.5, valid=True, tokens=9, calls=2)
+    html.write(run)
+    page = run.report.read_text()
+    assert re.findall("<h2>(.*?)</h2>", page) == ["Scores", "How executions ended", "One trajectory tree"]
+    assert "optimizer steps" not in page
+    assert "transfers while" not in page
+    assert "scores: 0.5 at" in page
+    out = Console(file=io.StringIO(), width=100, record=True)
+    out.print(progress.View(run).render())
+    assert [word in (text := out.export_text(clear=False)) for word in ("steps", "cells", "transfers")] == [False] * 3
+    assert "endings" in text
+
+
 def forest(paths: RunPaths) -> list[Path]:
     """Two segments, of an execution each."""
     made = []
