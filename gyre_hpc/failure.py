@@ -41,6 +41,9 @@ def as_failure(who: str, error: BaseException) -> Failure:
         remedy = "free space in the run directory; the same command resumes"
         return Failure(who, f"disk full: {error.filename or error}", remedy, int(ExitCode.RESUMABLE), time.time())
     text = " ".join(str(error).split())[:300]
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for it; at once the same rows would meet it again
+        remedy = "training.activation_checkpointing = true or offload, or less training.tokens_per_microstep; then the same command goes on"
+        return Failure(who, f"the device's memory is full: {text}", remedy, int(ExitCode.FAILED), time.time())
     what, remedy, code = f"{type(error).__name__}: {text}", "see its log; the same command resumes", int(ExitCode.RESUMABLE)
     return Failure(who, what, remedy, code, time.time(), consequence=type(error).__module__.startswith("mpi4py"))
 

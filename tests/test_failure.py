@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import torch
+
 from gyre_hpc.errors import ConfigError, ExitCode, GyreError, Resumable
 from gyre_hpc.failure import Failure, as_failure, first_failure, record_failure
 
@@ -29,6 +31,9 @@ def test_what_is_said_of_an_exception() -> None:
     other = as_failure("a", ValueError("two\nlines"))
     assert (other.what, other.exit_code) == ("ValueError: two lines", ExitCode.RESUMABLE)
     assert as_failure("a", GyreError("x")).exit_code == ExitCode.FAILED
+    full = as_failure("a", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."))
+    assert (full.what, full.exit_code) == ("the device's memory is full: CUDA out of memory. Tried to allocate 2 GiB.", ExitCode.FAILED)
+    assert "training.activation_checkpointing" in full.remedy
 
 
 def test_an_error_of_the_mpi_library_is_a_consequence_and_never_hides_a_cause(tmp_path: Path) -> None:

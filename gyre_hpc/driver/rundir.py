@@ -45,6 +45,7 @@ FREE = (
     "training.threads",
     "training.activation_checkpointing",
     "training.attention",
+    "training.tokens_per_microstep",
 )
 
 
