@@ -15,6 +15,7 @@ A satellite with whole weights stands outside torch.distributed. On a CPU `offlo
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from gyre_hpc.training.engine import Zero
     from gyre_hpc.training.sharded import Sharded
 
+log = logging.getLogger(__name__)
+
 _NOT_COPIED = ("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.gguf", "*.onnx", ".*")
 """Weights in any format, and hidden files (a clone's .git, caches)."""
 
@@ -69,6 +72,7 @@ class Satellite:
         self.model = self._held.model
         self.size = self._held.size
         """Length of a flat vector of this rank."""
+        log.info("this rank holds %d of %d parameters", self.size, self._held.total)
         self.rule = Objective(config.rollout.temperature, config.training.token_cap, config.training.clip_low, config.training.clip_high)
 
     def _hold(self, seat: Seat | None) -> Whole | Sharded:
