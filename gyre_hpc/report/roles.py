@@ -21,6 +21,8 @@ MARKED = 60
 """Steps whose ends are lines through all rows."""
 NUMBERED = 18
 """Steps whose numbers stand above the rows, at most."""
+STEPPED = timeline.COLUMNS // 5
+"""Steps from which on columns end with steps: fewer have so many columns each that one sees into them."""
 CLOSE = 4
 """Last steps that are drawn once more, where the whole run is too long for single changes."""
 _HOUR = 3600.0
@@ -38,7 +40,8 @@ def draw(summary: Summary) -> str:
     unit, label = (_HOUR, "hours") if summary.ran >= _LONG else (1.0, "seconds")
     each = timeline.every(len(ends), NUMBERED)
     numbers = [(at, number) for at, number in ends if number % each == 0]
-    whole = _picture(summary, rows, (0.0, summary.ran), marks, numbers, (unit, f"{label} that the run ran"))
+    cuts = [*attempts, *(at for at, _ in ends[:: timeline.every(len(ends), timeline.COLUMNS)])] if len(ends) > STEPPED else []
+    whole = _picture(summary, rows, (0.0, summary.ran), marks, numbers, (unit, f"{label} that the run ran"), cuts)
     dense = timeline.is_dense(rows[:MOST_CELLS])
     close = _close(summary, rows, ends) if dense and len(ends) > CLOSE else ""
     return svg.legend(list(COLOURS.items())) + whole + _note(summary, dense) + close
@@ -60,8 +63,9 @@ def _picture(
     marks: Sequence[tuple[float, str]],
     numbers: Sequence[tuple[float, int]],
     axis: tuple[float, str],
+    cuts: Sequence[float] = (),
 ) -> str:
-    """What is between the two times of `span`; `marks` and `numbers` in seconds from its begin; `axis`: (seconds of a unit, label)."""
+    """What is between the two times of `span`; `marks`, `numbers` and `cuts` in seconds from there; `axis`: (seconds of a unit, label)."""
     (begin, end), (unit, label) = span, axis
     return timeline.gantt(
         [
@@ -75,6 +79,7 @@ def _picture(
         names={colour: state for state, colour in COLOURS.items()},
         together="all cells" if summary.cells >= TOGETHER else "",
         most=MOST_CELLS,
+        cuts=[at / unit for at in cuts],
     )
 
 
@@ -98,8 +103,10 @@ def _note(summary: Summary, dense: bool) -> str:
     if summary.standalone:
         lines.append("Standalone nodes are not counted in it.")
     if dense:
+        each = timeline.every(len(summary.steps), timeline.COLUMNS)
+        column = "column" if len(summary.steps) <= STEPPED else "step" if each == 1 else f"column of {each} steps"
         lines.append(
-            "There are too many changes to draw each: in every column the colours share the height of a row as the roles shared its time."
+            f"There are too many changes to draw each: in every {column} the colours share a row's height as the roles shared its time."
         )
     lines += _lines(summary)
     lines.append(f"Hold the pointer over a {'row' if dense else 'bar or a line'} for its numbers.")

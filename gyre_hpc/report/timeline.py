@@ -2,7 +2,8 @@
 
 Where a row has more bars than a screen has room for, the picture is made of columns: in each the colours share the height of the row as the
 states shared its time. So nothing is left out or drawn over, a picture costs a few kilobytes a row however long the run was, and the
-eye reads the same shares. Above many cells one row shows the mean of all of them, those that are not drawn included.
+eye reads the same shares. What happens in turns (steps) should have columns that end with them (`cuts`), or both beat against each other.
+Above many cells one row shows the mean of all of them, those that are not drawn included.
 
 Invariants: bars of one row do not overlap; all text is escaped (svg.py).
 """
@@ -25,8 +26,8 @@ FEW = 150
 """Bars of a row up to which each is drawn."""
 TALL = 20
 """Rows up to which each is 30 units high; more are lower."""
-_COLUMN = 3
-"""Units a column is wide."""
+COLUMNS = (WIDTH - LEFT - RIGHT) // 3
+"""Of a picture."""
 _LAYERS = ("pink", "amber", "green", "violet", "blue", "grey", "muted")
 """Colours of a column from the bottom to the top."""
 _NUMBERS = 14
@@ -44,11 +45,13 @@ def gantt(
     names: Mapping[str, str] | None = None,
     together: str = "",
     most: int | None = None,
+    cuts: Sequence[float] = (),
 ) -> str:
     """Rows of bars over time in seconds (or what `label` says).
 
     `marks` are vertical lines with a title; `numbers` stand above the rows; `key`: (name, colour), for a picture with no legend above it;
-    `names`: what a colour stands for; `together`: the name of a row with the mean of all, above those of the first `most`.
+    `names`: what a colour stands for; `together`: the name of a row with the mean of all, above those of the first `most`; `cuts`: times at
+    which columns end, if there are columns.
     """
     drawn = rows if most is None else rows[:most]
     dense = any(len(bars) > FEW for _, bars in drawn)
@@ -58,13 +61,14 @@ def gantt(
     scale = Scale.of((0.0, max(seconds, 1e-3)), (0.0, 1.0), WIDTH, height)
     parts = [_line(scale, at, top - 6, height - BOTTOM, title) for at, title in marks]
     parts += _numbers(scale, numbers)
+    edges = _edges(scale, cuts)
     y = float(top)
     if together:
-        parts.append(_columns(scale, y, pitch, together, _mean([_shares(bars, seconds) for _, bars in rows]), names or {}))
+        parts.append(_columns(scale, y, pitch, together, edges, _mean([_shares(bars, edges) for _, bars in rows]), names or {}))
         y += pitch
     for name, bars in drawn:
         if dense:
-            parts.append(_columns(scale, y, pitch, name, _shares(bars, seconds), names or {}))
+            parts.append(_columns(scale, y, pitch, name, edges, _shares(bars, edges), names or {}))
         else:
             parts += [_name(y, pitch, name), *(_bar(scale, y, pitch, bar) for bar in bars)]
         y += pitch
@@ -106,15 +110,27 @@ def pool_row(nodes: int, end: float, starts: Sequence[tuple[float, float]] = ())
     return f"pool ×{nodes}", bars
 
 
-def _shares(bars: Sequence[Bar], seconds: float) -> dict[str, NDArray[np.float64]]:
+def _edges(scale: Scale, cuts: Sequence[float]) -> NDArray[np.float64]:
+    """Where columns begin and end, ascending: at the cuts, none narrower than a unit, or all of one width."""
+    low, high = scale.x_range
+    if not cuts:
+        return np.linspace(low, high, COLUMNS + 1)
+    least = (high - low) / (WIDTH - LEFT - RIGHT)
+    edges = [low]
+    for cut in sorted(cuts):
+        if cut - edges[-1] >= least and high - cut >= least:
+            edges.append(cut)
+    return np.array([*edges, high])
+
+
+def _shares(bars: Sequence[Bar], edges: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Of every column, which part of its time was in each colour."""
-    edges = np.linspace(0.0, max(seconds, 1e-3), (WIDTH - LEFT - RIGHT) // _COLUMN + 1)
     found = {}
     for colour in dict.fromkeys(bar[2] for bar in bars):
         spans = np.array(sorted((start, end) for start, end, name, _ in bars if name == colour))
         done = np.concatenate([[0.0], np.cumsum(spans[:, 1] - spans[:, 0])])
         spent = np.interp(edges, spans.ravel(), np.repeat(done, 2)[1:-1])
-        found[colour] = np.diff(spent) / (edges[1] - edges[0])
+        found[colour] = np.diff(spent) / np.diff(edges)
     return found
 
 
@@ -124,23 +140,32 @@ def _mean(rows: Sequence[Mapping[str, NDArray[np.float64]]]) -> dict[str, NDArra
     return {colour: sum((row.get(colour, nothing) for row in rows), nothing) / len(rows) for colour in colours}
 
 
-def _columns(scale: Scale, y: float, pitch: int, name: str, shares: Mapping[str, NDArray[np.float64]], names: Mapping[str, str]) -> str:
+def _columns(
+    scale: Scale,
+    y: float,
+    pitch: int,
+    name: str,
+    edges: NDArray[np.float64],
+    shares: Mapping[str, NDArray[np.float64]],
+    names: Mapping[str, str],
+) -> str:
     """One row as stepped areas, the upper ones first, so that each needs its upper edge only."""
     layers = [colour for colour in _LAYERS if colour in shares]
     layers += [colour for colour in shares if colour not in layers]
     high, bottom = pitch - _gap(pitch), y + pitch - _gap(pitch) / 2
     tops = np.cumsum([shares[colour] for colour in layers], axis=0) if layers else np.zeros((0, 0))
     parts = [_name(y, pitch, name)]
-    told = ", ".join(f"{names.get(colour, colour)} {float(shares[colour].mean()):.0%}" for colour in layers)
+    xs, wide = [round(scale.x(edge), 1) for edge in edges], np.diff(edges)
+    told = ", ".join(f"{names.get(colour, colour)} {float(np.average(shares[colour], weights=wide)):.0%}" for colour in layers)
     parts.append(f"<g><title>{escape(name)}: {escape(told)}</title>")
     for colour, edge in reversed(list(zip(layers, tops, strict=True))):
         at = np.round(bottom - high * np.clip(edge, 0.0, 1.0), 1).tolist()
         path, last = [f"M{LEFT} {bottom:g}"], bottom
         for column, value in enumerate(at):
             if value != last:
-                path.append(f"H{LEFT + _COLUMN * column}V{value:g}")
+                path.append(f"H{xs[column]:g}V{value:g}")
                 last = value
-        parts.append(f'<path d="{"".join(path)}H{LEFT + _COLUMN * len(at)}V{bottom:g}Z" fill="var(--{colour})"/>')
+        parts.append(f'<path d="{"".join(path)}H{xs[-1]:g}V{bottom:g}Z" fill="var(--{colour})"/>')
     return "".join([*parts, "</g>"])
 
 

@@ -42,6 +42,18 @@ def test_many_bars_become_columns_that_share_the_time() -> None:
     assert len(picture) < 20_000
 
 
+def test_columns_end_where_they_are_told_to() -> None:
+    """Training in the second half of every step, whatever a step's length: a column a step shows half and half."""
+    ends = [10.0 * i + 3.0 * (i % 2) for i in range(1, 101)]
+    bars: list[timeline.Bar] = []
+    for start, end in zip([0.0, *ends], ends, strict=False):
+        bars += [(start, (start + end) / 2, "blue", "rollout"), ((start + end) / 2, end, "pink", "training")]
+    picture = timeline.gantt([("a", bars)], ends[-1], cuts=ends)
+    assert heights(picture, "pink") == pytest.approx([0.5, 0.0], abs=0.01)  # one flat edge, and the end of it
+    beating = timeline.gantt([("a", bars)], ends[-1])
+    assert len(heights(beating, "pink")) > 100
+
+
 def test_a_row_for_all_is_their_mean_those_that_are_not_drawn_included() -> None:
     rows = [row("a", 200, 0.1), row("b", 200, 0.3), row("c", 200, 0.8)]
     picture = timeline.gantt(rows, 100.0, names={"pink": "training", "blue": "rollout"}, together="all", most=2)
@@ -101,6 +113,7 @@ def test_a_long_run_is_drawn_whole_and_its_last_steps_once_more() -> None:
     page = roles.draw(long_run(12, 100, pause=50_000.0))
     assert page.count("<svg") == 2
     assert "50000 s between attempts, when nothing ran, are left out." in page
+    assert "in every step the colours share" in page
     assert "The last 4 of these steps:" in page
     assert "seconds since the end of step 96" in page
     first, last = page.split("The last 4 of these steps:")
