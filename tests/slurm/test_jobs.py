@@ -192,13 +192,20 @@ def test_submitit_job_requeued_and_warned_resumes_and_gives_its_result(inside: C
     assert (paths.root / "submitit" / f"{number}_0_result.pkl").exists()
 
 
-def test_sweep_of_two_by_two_points_in_one_array(inside: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = {"training.lr": [0.001, 0.002], "run.seed": [1, 2]}
+def test_sweep_of_two_by_two_points_in_one_array(
+    inside: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of them can't begin on their node, which no submitting machine could have known: the table says why."""
+    grid = {"training.lr": [0.001, 0.002], "rollout.threads": [1, 1_000_000]}
     points = sweep.plan(make_config(tmp_path, sweep={"grid": grid}))
     number = sweep.submit_points(points, programs(3, 0.1))
     monkeypatch.setattr(sweep, "READ_EVERY", 0.2)
     rows = sweep.wait(points, number)
     assert [(row.point, row.status, row.steps, row.score_last) for row in rows] == [
-        (f"lr={lr},seed={seed}", "done", 3, 0.5) for lr in (0.001, 0.002) for seed in (1, 2)
+        (f"lr={lr},threads={threads}", *end)
+        for lr in (0.001, 0.002)
+        for threads, end in ((1, ("done", 3, 0.5)), (1_000_000, ("failed", 0, None)))
     ]
-    assert sweep.exit_code(rows) == 0
+    assert sweep.exit_code(rows) == 1
+    sweep.print_table(rows)
+    assert "lr=0.002,threads=1000000: rollout.threads = 1000000 on a node with " in capsys.readouterr().out
