@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
+from cells.pump import Pump
 from cells.watchdog import Watchdog
 from gyre_hpc.checkpoint import CoreState
 from gyre_hpc.config import Config
@@ -33,7 +35,7 @@ from gyre_hpc.errors import ConfigError
 from gyre_hpc.training import head, published
 from gyre_hpc.training.actor import Core, Satellite
 from gyre_hpc.training.loss import Sums
-from gyre_hpc.training.world import is_lost
+from gyre_hpc.training.world import Seat, is_lost
 from tests.ports import free_port
 from tests.training.conftest import TRAINING, VOCABULARY, make_rows
 
@@ -71,7 +73,11 @@ class Rank:
     def __init__(self, model: Path, dtype: str, rank: int, ranks: int, port: int, training: dict[str, Any]) -> None:
         self.rank, self.ranks = rank, ranks
         self.inherited = storages()
-        self.core = Core(model, config(dtype, 3, **training), rank, ranks, f"127.0.0.1:{port}")
+        if training.pop("satellite", False):
+            seat = Seat(rank, ranks, f"127.0.0.1:{port}")
+            self.core: Any = Satellite(model, config(dtype, 3, **training), seat=seat)
+        else:
+            self.core = Core(model, config(dtype, 3, **training), rank, ranks, f"127.0.0.1:{port}")
 
     def table(self) -> list[tuple[str, int, int, int]]:
         return list(self.core.state().table)
@@ -99,6 +105,20 @@ class Rank:
         """Off the device and back, as far as a CPU goes."""
         self.core._held.to(torch.device("cpu"))
         self.core._held.to(self.core.device)
+
+    def turns(self, rows: list[int]) -> int:
+        """How often the thread that serves MPI has its turn while this rank computes, and waits for one that sleeps."""
+        seen: list[None] = []
+        with Pump(lambda: seen.append(None), pause=0.01).working():
+            self.core.accumulate([ROWS[i] for i in rows])
+        return len(seen)
+
+    def late(self, rows: list[int], seconds: float) -> None:
+        time.sleep(seconds)
+        self.core.accumulate([ROWS[i] for i in rows])
+
+    def pull(self, snapshots: list[Flat]) -> None:
+        self.core.pull(snapshots[self.rank])
 
     def gradient(self) -> Flat:
         return self.core.gradient()
@@ -289,6 +309,18 @@ def steps_are_those_of_the_whole(made: Cell, table: list[tuple[str, int, int, in
     assert all("cut otherwise" in line for line in made.refused(other))
 
 
+def satellites_follow(made: Cell, table: list[tuple[str, int, int, int]], model: Path, ranks: int) -> None:
+    """Ranks that take shards of other weights, slot by slot, compute what one with the whole of them does."""
+    others = [flat * np.float32(1.001) for flat in made.snapshot()]
+    plain = Satellite(model, config("float32", 1))
+    plain.pull(joined(others, table))
+    plain.accumulate(ROWS)
+    with cell(model, "float32", ranks, satellite=True) as other:
+        other.pull(others)
+        other.accumulate(list(range(len(ROWS))))
+        assert np.abs(joined(other.gradient(), table) - plain.gradient()).max() < 1e-5 * np.abs(plain.gradient()).max()
+
+
 def memory_is_a_share(made: Cell, ranks: int, parameters: int, entries: int) -> None:
     """With sums of gradients, masters and moments: 16 bytes a parameter over the ranks, and nothing that is gathered or was loaded.
 
@@ -338,6 +370,8 @@ def case(root: Path, name: str, ranks: int, dtype: str, examples: int, **trainin
         assert np.array_equal(joined(made.snapshot(), table), plain.snapshot())
         if dtype == "float32":
             any_split_gives_the_sum(made, table, whole, sums, examples)
+            if training:
+                satellites_follow(made, table, model, ranks)
             steps_are_those_of_the_whole(made, table, model)
         else:
             made.accumulate(list(range(len(ROWS))))
@@ -349,6 +383,16 @@ def case(root: Path, name: str, ranks: int, dtype: str, examples: int, **trainin
         memory_is_a_share(made, ranks, plain.size, sum(p.numel() // p.shape[0] for p in plain.model.parameters()))
         files_are_those_of_the_whole(made, table, model, root / f"{name}-{ranks}-{dtype}-{len(training)}", dtype)
     print("passed", name, ranks, dtype, *training, flush=True)
+
+
+def mpi_is_served(root: Path) -> None:
+    """A rank that waits for another in a collective does not keep its own other thread from MPI."""
+    with dying(root / "plain") as made:
+        made.tell(1, "late", [2], 1.0)
+        waiting = made.tell(0, "turns", [0, 1])
+        assert waiting.poll(60)
+        assert int(waiting.recv()) > 20
+    print("passed served", flush=True)
 
 
 def gone(root: Path) -> None:
@@ -392,6 +436,7 @@ def main(root: Path, wanted: list[str]) -> None:
         if not wanted or f"{name}-{ranks}-{dtype}" in wanted:
             case(root, name, ranks, dtype, examples, **training)
     if not wanted or "gone" in wanted:
+        mpi_is_served(root)
         gone(root)
 
 

@@ -63,6 +63,6 @@ def test_a_cell_of_shards_computes_steps_resumes_and_publishes_like_the_whole(ca
 
 @pytest.mark.job
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("case", ["killed", "still"])
+@pytest.mark.parametrize("case", ["served", "killed", "still"])
 def test_a_rank_that_is_gone_is_not_waited_for_beyond_a_deadline(case: str, passed: list[str]) -> None:
     assert case in passed
