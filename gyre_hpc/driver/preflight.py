@@ -63,10 +63,9 @@ def check_address(config: Config, nodes: Sequence[str]) -> None:
             f"gateway.host = {host} does not resolve here ({why})", "a name or address of this node; 127.0.0.1: this node only"
         )
     if not any(map(_is_ours, found)):
-        raise ConfigError(
-            f"gateway.host = {host} is {'' if host == (address := found[0][1][0]) else f'{address}, which is '}no address of this node",
-            "a name or address of this node; 127.0.0.1: this node only",
-        )
+        address = found[0][1][0]
+        told = host if host == address else f"{host} is {address}, which"
+        raise ConfigError(f"gateway.host = {told} is no address of this node", "a name or address of this node; 127.0.0.1: this node only")
 
 
 def check_threads(config: Config, cores: int) -> None:
