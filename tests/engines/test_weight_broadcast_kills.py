@@ -25,6 +25,7 @@ pytestmark = pytest.mark.job
 LARGE = [(f"layer.{number}", torch.full((16 << 20,), number, dtype=torch.uint8)) for number in range(3)]
 """Each is a bucket that no pair of sockets holds, so that the sender waits for everybody in the first of them."""
 REFUSED = 3
+Start = Callable[..., tuple[BaseProcess, Connection]]
 
 
 class Gate(Collector):
@@ -60,7 +61,7 @@ def sender() -> Iterator[Broadcaster]:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., tuple[BaseProcess, Connection]]]:
+def started() -> Iterator[Start]:
     """Runs a function with a pipe and arguments in a process of its own. Not a fork: gloo's threads would be missing in it."""
     context = multiprocessing.get_context("spawn")
     made: list[BaseProcess] = []
@@ -98,60 +99,67 @@ def attending(source: str, seconds: float, **members: Collector) -> dict[str, Fu
     return {name: pool.submit(attend, source, 1, seconds, name, member) for name, member in members.items()}
 
 
-def test_a_receiver_that_is_killed_lets_the_others_go_at_once_and_the_next_broadcast_does_without_it(
-    sender: Broadcaster, started: Callable[..., tuple[BaseProcess, Connection]]
-) -> None:
-    good, gate = Collector(), Gate()
+def all_inside(sender: Broadcaster, started: Start, seconds: float) -> tuple[Here, BaseProcess]:
+    """A broadcast to a process and two threads, and all of them are in it."""
     source = sender.offer("127.0.0.1", 1, LARGE, 3, 10.0)
-    process, pipe = started(_member, source, 60.0)
+    process, pipe = started(_member, source, seconds)
     assert pipe.recv() == "here"
-    futures = attending(source, 60.0, good=good, gate=gate)
+    here = Here(source, seconds)
     assert pipe.recv() == "inside"
-    assert gate.inside.wait(60)
+    assert here.gate.inside.wait(60)
+    return here, process
+
+
+class Here:
+    """Two receivers in threads of this process: one that is good, and a gate."""
+
+    def __init__(self, source: str, seconds: float) -> None:
+        self.good, self.gate = Collector(), Gate()
+        self.futures = attending(source, seconds, good=self.good, gate=self.gate)
+
+    def good_gets_nothing(self) -> None:
+        with pytest.raises(NotReceived):
+            self.futures["good"].result(60)
+        assert self.good.weights == {}
+
+    def neither_gets_it_once_the_gate_opens(self) -> None:
+        self.gate.opens.set()
+        with pytest.raises(NotReceived):
+            self.futures["gate"].result(60)
+        self.good_gets_nothing()
+
+
+def test_a_receiver_that_is_killed_lets_the_others_go_at_once_and_the_next_broadcast_does_without_it(
+    sender: Broadcaster, started: Start
+) -> None:
+    here, process = all_inside(sender, started, 60.0)
     process.kill()
-    with pytest.raises(NotReceived):
-        futures["good"].result(60)
-    assert good.weights == {}
-    gate.opens.set()
-    with pytest.raises(NotReceived):
-        futures["gate"].result(60)
+    here.good_gets_nothing()
+    here.neither_gets_it_once_the_gate_opens()
     assert sender.withdraw().receivers == 0
-    for future in attending(sender.offer("127.0.0.1", 1, LARGE, 2, 10.0), 60.0, good=good, another=Collector()).values():
+    again = sender.offer("127.0.0.1", 1, LARGE, 2, 10.0)
+    for future in attending(again, 60.0, good=here.good, another=Collector()).values():
         future.result(60)
-    assert all(torch.equal(good.weights[name], tensor) for name, tensor in LARGE)
+    assert all(torch.equal(here.good.weights[name], tensor) for name, tensor in LARGE)
 
 
 def test_a_receiver_that_is_stopped_costs_the_others_their_deadline_and_gets_nothing_when_it_goes_on(
-    sender: Broadcaster, started: Callable[..., tuple[BaseProcess, Connection]]
+    sender: Broadcaster, started: Start
 ) -> None:
-    good, gate = Collector(), Gate()
-    source = sender.offer("127.0.0.1", 1, LARGE, 3, 10.0)
-    process, pipe = started(_member, source, 5.0)
-    assert pipe.recv() == "here"
-    futures = attending(source, 5.0, good=good, gate=gate)
-    assert pipe.recv() == "inside"
+    here, process = all_inside(sender, started, 5.0)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    gate.opens.set()
-    for future in futures.values():
-        with pytest.raises(NotReceived):
-            future.result(60)
-    assert good.weights == {}
+    here.neither_gets_it_once_the_gate_opens()
     assert sender.withdraw().receivers == 0
     os.kill(process.pid, signal.SIGCONT)
     process.join(60)
     assert process.exitcode == REFUSED
 
 
-def test_a_sender_that_is_killed_is_not_waited_for(started: Callable[..., tuple[BaseProcess, Connection]]) -> None:
-    good, gate = Collector(), Gate()
+def test_a_sender_that_is_killed_is_not_waited_for(started: Start) -> None:
     process, pipe = started(_leader)
-    futures = attending(pipe.recv(), 60.0, good=good, gate=gate)
-    assert gate.inside.wait(60)
+    here = Here(pipe.recv(), 60.0)
+    assert here.gate.inside.wait(60)
     process.kill()
-    with pytest.raises(NotReceived):
-        futures["good"].result(60)
-    assert good.weights == {}
-    gate.opens.set()
-    with pytest.raises(NotReceived):
-        futures["gate"].result(60)
+    here.good_gets_nothing()
+    here.neither_gets_it_once_the_gate_opens()

@@ -3,7 +3,8 @@
 `python -m tests.job.killing drive CONFIG [steps]` is `gyre run` whose ranks are this module's; a rank is the real one with one hook around
 `Transfers.carry_out`. The plan is a file beside the run directory: a list of {phase, who, when}, taken one after the other. When: at the
 `begin` (nothing of the phase has been asked for), in the `middle` (after half the time that it took before), or at the `end` (it is done,
-and nobody has heard of it).
+and nobody has heard of it). SIGTERM in place of the kill comes to EVERYBODY, with or without the driver, as a scheduler sends it, once
+`steps` are done; there `update to` is a phase as well, that of a publication.
 `python -m tests.job.killing all FOLDER [WHO ...]` goes through all phases, processes and moments and prints what happened.
 """
 
@@ -28,6 +29,8 @@ import pytest
 from cells.transfer import Do, Phase
 from gyre_hpc.configfile import load
 from gyre_hpc.controller import main as ranks
+from gyre_hpc.controller.asking import Asking
+from gyre_hpc.controller.messages import Message, Update
 from gyre_hpc.controller.transfers import Order, Steps, Transfers
 from gyre_hpc.driver import driver, rundir
 from gyre_hpc.driver.programs import Programs
@@ -50,6 +53,9 @@ WHO = {
     "driver": "",
 }
 WHEN = ("begin", "middle", "end")
+EVERYBODY = {"everybody": True, "all but the driver": False}
+"""Who gets SIGTERM together; whether the driver is among them."""
+PUBLICATION = "update to"
 TWO_RANKS = ("follower",)
 """Who is only there where a cell has two ranks."""
 MODULES = {
@@ -70,7 +76,7 @@ def kills_left(run: Path) -> list[Kill]:
     return found
 
 
-def _write(run: Path, kills: list[Kill]) -> None:
+def write(run: Path, kills: list[Kill]) -> None:
     """Whole or not at all: others read it at any time."""
     partial = plan_of(run).with_suffix(".partial")
     partial.write_text(json.dumps(kills))
@@ -139,16 +145,39 @@ class Place:
 def _strike(kill: Kill, plan: list[Kill], place: Place) -> bool:
     """Kill it and wait until it is dead; False where there is nobody to kill, which leaves the plan as it is."""
     who, run = kill["who"], place.run
+    if who in EVERYBODY:
+        write(run, plan[1:])
+        _terminate(place, EVERYBODY[who])
+        return True
     victim = psutil.Process() if who == "controller" else place.victim(who)
     if victim is None:
         return False
-    _write(run, plan[1:])
+    write(run, plan[1:])
     with (run.parent / "killed.jsonl").open("a") as log:
         log.write(json.dumps({**kill, "cell": place.cell, "pid": victim.pid, "t": time.time()}) + "\n")
     victim.send_signal(signal.SIGKILL)
     while victim.is_running() and victim.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.002)
     return True
+
+
+def _terminate(place: Place, driver: bool) -> None:
+    """SIGTERM to all processes of the run on this machine but mpiexec's own, which would end the ranks: srun's node daemon gets none."""
+    drives = place.victim("driver") if driver else None
+    everybody = [process for process in _processes(place.run) if process.pid != os.getpid() and not _launches(process)]
+    for process in [*([drives] if drives else []), *everybody, psutil.Process()]:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGTERM)
+
+
+def _launches(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.name().startswith(("mpiexec", "hydra"))
+    return False
+
+
+def _done(run: Path) -> int:
+    return sum(event["kind"] == "step.end" for event in read_events(run / "events.jsonl"))
 
 
 def hook(run: Path, width: int) -> None:
@@ -159,7 +188,9 @@ def hook(run: Path, width: int) -> None:
 
     def carry_out(self: Transfers, action: Any, order: Order) -> Steps:
         plan, place = kills_left(run), Place(run, order.cell, width)
-        due = bool(plan) and isinstance(action, Do) and action.phase.value == plan[0]["phase"]
+        due = (
+            bool(plan) and isinstance(action, Do) and action.phase.value == plan[0]["phase"] and _done(run) >= int(plan[0].get("steps", 0))
+        )
         when = plan[0].get("when", "begin") if due else ""
         if when == "begin":
             _strike(plan[0], plan, place)
@@ -179,6 +210,15 @@ def hook(run: Path, width: int) -> None:
         return answer
 
     Transfers.carry_out = carry_out  # type: ignore[method-assign]
+    agree = Asking.agree
+
+    def announce(self: Asking, message: Message, name: str, deadline: Any) -> Any:
+        plan = kills_left(run) if isinstance(message, Update) else []
+        if plan and name.startswith(plan[0]["phase"]) and _done(run) >= int(plan[0].get("steps", 0)):
+            _strike(plan[0], plan, Place(run, 0, width))
+        return (yield from agree(self, message, name, deadline))
+
+    Asking.agree = announce  # type: ignore[method-assign]
 
 
 # -- the driver -----------------------------------------------------------------------------------------------------------------
@@ -206,7 +246,7 @@ def go_through(folder: Path, kills: list[Kill], patience: float = 300.0) -> list
     satellites = {"phi": 0.0} if any(kill["who"] == "core" for kill in kills) else {}  # nothing is carried over: they always join
     run = {"steps": 500, "min_free_mb": 1}
     job = make(folder, run=run, cells=cells, harness={"tool_delay": 0.4}, schedule=satellites, deadlines=deadlines)
-    _write(job.paths.root, kills)
+    write(job.paths.root, kills)
     lines, log = [], folder / "out.log"
     while True:
         before = len(kills_left(job.paths.root))
