@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.places import PLACES, longest_first, may_have, place
+from tests.places import PLACES, GroupScheduling, longest_first, longest_groups_first, may_have, place
 from tests.slurm.fixtures import inside, slurm
 
 __all__ = ["inside", "slurm"]
@@ -26,7 +27,7 @@ _undeclared: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--place", choices=PLACES, help="only the tests that run beside others, or alone (tests/places.py)")
+    parser.addoption("--place", choices=PLACES, help="only the tests that run beside others, or in pairs (tests/places.py)")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -44,6 +45,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if place(item) == wanted]
     if wanted == "beside":
         items[:] = longest_first(items)
+    if wanted == "paired":
+        items[:] = longest_groups_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    return GroupScheduling(config, log) if config.getoption("--place") == "paired" else None
 
 
 def declared(text: str) -> list[str]:

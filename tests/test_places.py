@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.places import PLACES, longest_first, may_have, place
+from tests.places import PLACES, GroupScheduling, group, longest_first, longest_groups_first, may_have, place
 
 HERE = Path(__file__).parent
 
@@ -16,9 +16,9 @@ def item(file: str, name: str, *marks: str, fixtures: tuple[str, ...] = ()) -> A
     return SimpleNamespace(path=HERE / file, name=name, get_closest_marker=lambda mark: mark in marks or None, fixturenames=fixtures)
 
 
-def test_whole_jobs_and_servers_of_vllm_are_alone() -> None:
-    assert place(item("job/test_run.py", "a", "job")) == "alone"
-    assert place(item("engines/test_vllm_engine.py", "a", "vllm", fixtures=("tmp_path", "server"))) == "alone"
+def test_whole_jobs_and_servers_of_vllm_are_paired() -> None:
+    assert place(item("job/test_run.py", "a", "job")) == "paired"
+    assert place(item("engines/test_vllm_engine.py", "a", "vllm", fixtures=("tmp_path", "server"))) == "paired"
     assert place(item("gateway/text/test_library.py", "a", "vllm", fixtures=("made",))) == "beside"
     assert place(item("gateway/test_app.py", "a", fixtures=("server",))) == "beside"
     assert place(item("engines/test_vllm_engine.py", "b")) == "beside"
@@ -46,6 +46,17 @@ def test_the_longest_come_first_and_files_stay_whole() -> None:
 
 
 def test_a_file_is_left_out_of_a_place_where_it_has_no_test() -> None:
-    assert [may_have(HERE / "job" / "test_run.py", wanted) for wanted in PLACES] == [False, True]
-    assert [may_have(HERE / "engines" / "test_vllm_engine.py", wanted) for wanted in PLACES] == [True, True]
-    assert [may_have(HERE / "test_layout.py", wanted) for wanted in PLACES] == [True, False]
+    def places(file: str) -> list[str]:
+        return [wanted for wanted in PLACES if may_have(HERE / file, wanted)]
+
+    assert places("job/test_run.py") == ["paired"]
+    assert places("engines/test_vllm_engine.py") == ["beside", "paired"]
+    assert places("test_layout.py") == ["beside"]
+
+
+def test_one_worker_has_all_that_start_vllm_and_has_them_first() -> None:
+    files = ["job/test_disk.py", "job/test_soak.py", "job/test_slurm.py", "engines/test_handover_nixl.py"]
+    ordered = longest_groups_first([item(file, name) for file in files for name in "ab"])
+    assert [found.path.name for found in ordered[::2]] == ["test_soak.py", "test_handover_nixl.py", "test_slurm.py", "test_disk.py"]
+    assert [group(found.path) for found in ordered[::2]] == ["vllm", "vllm", "test_slurm.py", "test_disk.py"]
+    assert [GroupScheduling._split_scope(item, f"tests/{file}::a[b::c]") for file in files] == [group(HERE / file) for file in files]

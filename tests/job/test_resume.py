@@ -24,6 +24,7 @@ def test_a_resume_between_checkpoints_counts_no_distance_below_zero_and_keeps_th
     job = make(
         tmp_path,
         run={"steps": STEPS},
+        cells={"count": 2},
         checkpoint={"every": EVERY},
         harness={"tool_delay": 0.3},
         schedule={"groups_per_step": 2, "group_size": 4, "phi": 1.0, "staleness_bound": BOUND},
@@ -67,7 +68,7 @@ def test_a_resume_between_checkpoints_counts_no_distance_below_zero_and_keeps_th
 
 def test_a_stop_between_checkpoints_saves_the_newest_step_and_none_is_done_again(tmp_path: Path) -> None:
     """SIGTERM comes to every rank, as from a scheduler that preempts; the driver hears of it from them."""
-    job = make(tmp_path, run={"steps": 4}, checkpoint={"every": 100}, deadlines={"stop": 30})
+    job = make(tmp_path, run={"steps": 4}, cells={"count": 2}, checkpoint={"every": 100}, deadlines={"stop": 30})
     log = tmp_path / "out.log"
     process = job.start(log)
     job.wait_for_steps(process, 2, log)

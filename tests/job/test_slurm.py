@@ -77,7 +77,7 @@ def test_requeued_twice(requeued: dict[str, Future[Job]], how: str) -> None:
 
 def test_sweep_of_two_by_two_points(eight: Cluster, tmp_path: Path) -> None:
     grid = {"training.lr": [0.0005, 0.001], "schedule.phi": [0.25, 0.5]}
-    job = make(tmp_path, run={"steps": 2}, sweep={"grid": grid, "parallelism": 2})
+    job = make(tmp_path, run={"steps": 2}, cells={"count": 2}, sweep={"grid": grid, "parallelism": 2})
     table = gyre("sweep", str(job.config), timeout=800).stdout
     assert table.count("done") == 4, table
     for value in ("0.0005", "0.001", "0.25", "0.5"):
