@@ -28,6 +28,8 @@ UNSUPPORTED = 3
 """Exit status of an engine process that would compute this model wrongly: trying again is useless."""
 USAGE = 2
 """Exit status of a program that does not know its command line."""
+_REFUSAL = "ValidationError: "
+"""With it vLLM ends at values that it knows and does not take."""
 _END = 1 << 16
 """Bytes at the end of a log in which the cause is looked for: vLLM writes a traceback a process."""
 _MOST = 500
@@ -67,12 +69,11 @@ class Child:
         status = self._process.poll()
         if status == UNSUPPORTED:
             raise ConfigError(f"model.path: this engine can't serve it: {last_line(self.log_file)}", "use rollout.engine = vllm")
-        if status == USAGE:
-            raise ConfigError(
-                f"rollout.options: the engine refuses its command line: {last_line(self.log_file)}", "mend that option, or leave it out"
-            )
         if status is not None:
-            raise EngineFault(f"engine process {self.pid} ended with status {status}: {last_line(self.log_file)}")
+            words = last_line(self.log_file)
+            if status == USAGE or _REFUSAL in words:
+                raise ConfigError(f"rollout.options: the engine refuses its command line: {words}", "mend that option, or leave it out")
+            raise EngineFault(f"engine process {self.pid} ended with status {status}: {words}")
 
     def stop(self, grace: float) -> None:
         """End it and its group; what a dead process left behind gets no grace, nobody is there to end it in order."""

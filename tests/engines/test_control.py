@@ -71,6 +71,12 @@ def test_a_command_line_that_is_refused_is_a_mistake_in_the_configuration(tmp_pa
         control.read_line(read, child, 10.0)
 
 
+def test_a_value_that_is_refused_is_one_as_well(tmp_path: Path) -> None:
+    child, read = start(f"import sys; print({PYDANTIC!r}, file=sys.stderr); sys.exit(1)", tmp_path / "log")
+    with pytest.raises(ConfigError, match=r"refuses its command line: pydantic.*Unknown quantization method: foo\."):
+        control.read_line(read, child, 10.0)
+
+
 VLLM = """(EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708] Traceback (most recent call last):
 (EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708]   File "core.py", line 1, in run
 (EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708] ValueError: No room for {} blocks
