@@ -124,7 +124,8 @@ def _tiles(summary: Summary, steps: int | None, trees: Mapping[str, Any]) -> str
     if scores:
         few = max(1, min(5, len(scores) // 2))  # the two never overlap, unless it is one step
         first, last = scores[:few], scores[-few:]
-        tiles.append((f"mean score, first {few} → last {few} steps", f"{sum(first) / few:.2f} → {sum(last) / few:.2f}"))
+        which = "first → last step" if few == 1 else f"first {few} → last {few} steps"
+        tiles.append((f"mean score, {which}", f"{sum(first) / few:.2f} → {sum(last) / few:.2f}"))
     if steps is not None:
         tiles.append(("transfers while executions were live", f"{summary.live_transfers:,} of {len(summary.transfers):,}"))
     tiles.append(("tokens sampled", f"{summary.tokens:,}"))
@@ -143,7 +144,7 @@ def _scores(summary: Summary) -> str:
     places = [float(x) for x in np.interp([at for at, _ in sample], *_clock(summary))]
     dots = [(x, score) for x, (_, score) in zip(places, sample, strict=True)]
     low, high = min((score for _, score in sample), default=0.0), max((score for _, score in sample), default=1.0)
-    return svg.line_chart([svg.Line("single executions", "grey", dots, dots=True), line], "step", (min(0.0, low), max(1.0, high)))
+    return svg.line_chart([svg.Line("single executions", "grey", dots, dots=True), line], svg.STEP, (min(0.0, low), max(1.0, high)))
 
 
 def _each(summary: Summary) -> int:
@@ -193,7 +194,7 @@ def _steps(summary: Summary, *series: tuple[str, str]) -> str:
         svg.Line(key.replace("_", " "), colour, [(float(s["step"]), float(s[key])) for s in summary.steps if s.get(key) is not None])
         for key, colour in series
     ]
-    return svg.line_chart(lines, "step", height=180)
+    return svg.line_chart(lines, svg.STEP, height=180)
 
 
 def _endings(summary: Summary) -> str:

@@ -12,6 +12,8 @@ from html import escape
 WIDTH = 860
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 30
 
+STEP = "step"
+"""The label of an axis that counts: it has no numbers between whole ones."""
 MANY = 120
 """Points from which on a line has no marks; the pointer still finds them."""
 
@@ -167,7 +169,11 @@ def x_ticks(scale: Scale, label: str) -> str:
     """The axis below a picture."""
     y = scale.height - BOTTOM
     parts = [f'<line x1="{LEFT}" x2="{scale.width - RIGHT}" y1="{y}" y2="{y}" stroke="var(--muted)"/>']
-    parts += [f'<text x="{scale.x(t):.1f}" y="{y + 14}" text-anchor="middle">{t:g}</text>' for t in _ticks(*scale.x_range, count=8)]
+    parts += [
+        f'<text x="{scale.x(t):.1f}" y="{y + 14}" text-anchor="middle">{t:g}</text>'
+        for t in _ticks(*scale.x_range, count=8)
+        if label != STEP or t.is_integer()
+    ]
     parts.append(f'<text x="{scale.width - RIGHT}" y="{y + 27}" text-anchor="end" class="label">{escape(label)}</text>')
     return "".join(parts)
 
