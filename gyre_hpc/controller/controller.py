@@ -72,6 +72,8 @@ T = TypeVar("T")
 Activity = Generator[None, None, list[Event]]
 _POLL, _SOON = 0.01, 0.002
 """Seconds between two looks: when nothing is under way, and while an activity is."""
+_LOOK = 0.05
+"""Seconds between two looks for the stop file, on a file system that others use as well."""
 
 
 class Controller:
@@ -126,6 +128,7 @@ class Controller:
         self.revival = Revival(self.asking, client, self.events, config.deadlines, attempt)
         self._showing = Showing(config, attempt, paths.live, client.status, self.asking.http)
         self._stop_file = StopFile(paths.runtime(attempt))
+        self._look_at = 0.0
         self._saves = Saves(self.saved.step if self.saved else 0, read_events(paths.events))
         self._told: dict[str, Any] = {}
         """What the last step's end told, for a checkpoint of it."""
@@ -140,9 +143,9 @@ class Controller:
             busy = self._take_changes()
             self._take_claims()
             self._take_notes()
-            busy |= self._advance_activity()
-            # before the next activity begins: on a busy run one follows the other at once
-            if not (self._activity and self._closing) and self._stop_file.asked():
+            ended = self._advance_activity()
+            busy |= ended
+            if not (self._activity and self._closing) and self._stop_asked(ended):
                 self._stopping = True
                 break
             busy |= not self._given_up and self._carry_out()
@@ -162,6 +165,14 @@ class Controller:
         for drain, name in ((self.channel.drain, "the end of the channel"), (self.asking.lines.drain, "the end of the lines")):
             wait(drain, name, self.config.deadlines.step, logger.warning)
         return ExitCode.RESUMABLE if self._stopping else ExitCode.DONE
+
+    def _stop_asked(self, at_once: bool) -> bool:
+        """The file is looked for now and then, and before the next activity begins: on a busy run one follows the other at once."""
+        now = time.monotonic()
+        if not at_once and now < self._look_at:
+            return False
+        self._look_at = now + _LOOK
+        return self._stop_file.asked()
 
     def _save_beside(self) -> Generator[None, None, None]:
         """The newest step, while what is in hand is ended. A close may be decided and not begun: its step is not done."""
