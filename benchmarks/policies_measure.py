@@ -69,7 +69,7 @@ def measure(run: Path) -> Measured:
     if summary.ended != "done" or facts.ran is None:
         raise GyreError(f"{run} is not a run of one attempt that is done ({summary.ended or 'it goes on'})", "see its logs")
     ends = [event for event in events if event["kind"] == "execution.end"]
-    zero, began = float(events[0]["t"]), facts.ran.began
+    zero, began = summary.zero, facts.ran.began
     over = float(summary.steps[-1]["t"])
     live = [(float(e["t"]) - float(e["seconds"]) - zero, float(e["t"]) - zero) for e in ends]
     cells, pool = _busy(summary, live, zero, (began - zero, over - zero), facts.ran)
