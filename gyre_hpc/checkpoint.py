@@ -5,13 +5,15 @@ each file.
 
 Invariants: a step-NNNNNN directory is never changed after its rename; a reader takes the newest whose every byte matches its marker and
 says in one line which it skipped (in a run each rank of the core reads its own shard, see controller/restoring.py). What a resume has
-passed by gets another name, `set_aside`: were it found right later (a file system that was stuck, a copy that came), the next resume would
-go on with weights that were given up. No torch here: the controller reads and writes without a model.
+passed by gets another name, `set_aside`: were it found right later (a copy that came), the next resume would go on with weights that were
+given up. What can't be read now (a file system that is away, a right that is gone) may be whole: it is not passed by, the resume ends.
+No torch here: the controller reads and writes without a model.
 Ordering key: the step.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -25,7 +27,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from gyre_hpc.durable import beside
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, Resumable
 from gyre_hpc.paths import RunPaths
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ STATE = "state.h5"
 ASIDE = ".damaged"
 """Behind the name of one that a resume passed by."""
 _READ = 4 << 20
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+"""What a file system says of a file that is not there; all else says nothing of it."""
 _STEP = re.compile(r"step-(\d{6,})")
 Tell = Callable[[int], None]
 
@@ -162,13 +166,21 @@ def skip(directory: Path, why: str) -> None:
 
 def candidates(paths: RunPaths, skip: Callable[[Path, str], None] = skip) -> Iterator[Checkpoint]:
     """Complete checkpoints, newest first, as far as a look tells: marker, sizes, and the bytes of `state.h5`; `skip` hears of each that
-    is not. The shards of the core's ranks are not read: they may be terabytes, and `damage` is for as many readers as there are."""
+    is not. The shards of the core's ranks are not read: they may be terabytes, and `damage` is for as many readers as there are.
+
+    Raises Resumable for one that can't be read now.
+    """
     for directory in directories(paths.checkpoints):
         try:
             found = _read_marker(directory)
             for part in found.parts:
                 check_size(directory, part)
-        except (OSError, DamagedCheckpoint) as error:
+        except DamagedCheckpoint as error:
+            skip(directory, str(error))
+            continue
+        except OSError as error:
+            if error.errno not in _MISSING:
+                raise _unread(directory, error) from error
             skip(directory, str(error))
             continue
         why = next(filter(None, (damage(found, part) for part in found.parts if part.name == STATE)), None)
@@ -193,12 +205,22 @@ def aside(paths: RunPaths) -> list[Path]:
 
 
 def damage(checkpoint: Checkpoint, part: Part, tell: Tell = lambda done: None) -> str | None:
-    """Why a file is not what the marker says, None if every byte is. Read once, in order; `tell` hears of the bytes."""
+    """Why a file is not what the marker says, None if every byte is. Read once, in order; `tell` hears of the bytes.
+
+    Raises Resumable where it can't be read: whoever proposed it has seen it.
+    """
     try:
         digest = digest_of(checkpoint.directory / part.name, tell)
     except OSError as error:
-        return str(error)
+        raise _unread(checkpoint.directory, error) from error
     return None if digest == part.blake3 else f"{part.name} does not match its digest"
+
+
+def _unread(directory: Path, error: OSError) -> Resumable:
+    return Resumable(
+        f"checkpoint {directory} can't be read on this node: {error}",
+        "see its file system and rights: the same command resumes; to go on from an older one, move it out of checkpoints/",
+    )
 
 
 def latest(paths: RunPaths) -> Checkpoint | None:

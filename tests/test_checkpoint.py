@@ -15,9 +15,21 @@ import h5py
 import numpy as np
 import pytest
 
-from gyre_hpc.checkpoint import MARKER, CoreState, Identity, RunState, core_name, latest, model_fingerprint, read_core, read_state
+from gyre_hpc.checkpoint import (
+    MARKER,
+    CoreState,
+    Identity,
+    RunState,
+    candidates,
+    core_name,
+    latest,
+    model_fingerprint,
+    read_core,
+    read_state,
+)
+from gyre_hpc.checkpoint import damage as damage_of
 from gyre_hpc.checkpoint_writer import begin, commit, save, write_core, write_state
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError, GyreError, Resumable
 from gyre_hpc.paths import RunPaths
 
 
@@ -112,6 +124,24 @@ def test_a_damaged_checkpoint_is_skipped_with_one_warning(paths: RunPaths, damag
     assert found.step == 1
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "step-000002 skipped" in caplog.text
+
+
+def test_one_that_can_t_be_read_now_is_not_passed_by(paths: RunPaths) -> None:
+    """It may be whole. A link to itself can't be opened by root either."""
+    saved(paths, 1, 2)
+    newest = latest(paths)
+    assert newest is not None
+    shard = newest.directory / core_name(0)
+    shard.unlink()
+    with pytest.raises(Resumable, match=r"step-000002 can't be read on this node: .*core-rank00000\.h5.*; see its file system"):
+        damage_of(newest, newest.parts[0])  # rank 0 has seen it: another node does not show it
+    shard.symlink_to(shard)
+    with pytest.raises(Resumable, match=r"step-000002 can't be read on this node: .*core-rank00000\.h5.*; see its file system"):
+        next(candidates(paths))
+    (newest.directory / MARKER).unlink()
+    (newest.directory / MARKER).symlink_to(newest.directory / MARKER)
+    with pytest.raises(Resumable, match=f"can't be read on this node: .*{MARKER}"):
+        latest(paths)
 
 
 def test_an_unfinished_one_is_not_seen_and_cleared_by_the_next(paths: RunPaths) -> None:
