@@ -32,12 +32,12 @@ from gyre_hpc.canary import Canary, text
 from gyre_hpc.config import Config
 from gyre_hpc.durable import replace_directory
 from gyre_hpc.errors import ConfigError, GyreError, Resumable
-from gyre_hpc.training import loading, world
+from gyre_hpc.training import loading, needs, world
 from gyre_hpc.training.head import target_logprobs
 from gyre_hpc.training.loss import Objective, Sums, batch_loss
 from gyre_hpc.training.published import published, stream, write_files
 from gyre_hpc.training.rows import TrainRow, stack
-from gyre_hpc.training.settings import sharded
+from gyre_hpc.training.settings import sharded, stage
 from gyre_hpc.training.whole import Whole
 from gyre_hpc.training.world import Seat
 
@@ -77,7 +77,9 @@ class Satellite:
 
     def _hold(self, seat: Seat | None) -> Whole | Sharded:
         if not self.sharded:
-            return Whole(loading.load(self.model_dir, self.config), self.device)
+            model = loading.load(self.model_dir, self.config)
+            self._require_room(sum(p.numel() for p in model.parameters()))
+            return Whole(model, self.device)
         from gyre_hpc.training.sharded import Sharded
 
         if seat is None:
@@ -87,7 +89,14 @@ class Satellite:
             torch.cuda.set_device(self.device)
         # behind the deadlines of those that call (world.py)
         world.join(seat, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", max(deadlines.start, deadlines.step) + world.BEHIND)
-        return Sharded(self.model_dir, self.config, seat, self.device)
+        return Sharded(self.model_dir, self.config, seat, self.device, self._require_room)
+
+    def _require_room(self, parameters: int) -> None:
+        """Raises ConfigError where this rank's device can't hold its part of so many."""
+        if self.device.type == "cuda":
+            cells, dtype = self.config.cells, getattr(torch, self.config.model.dtype)
+            ranks, has = cells.nodes_per_cell * cells.ranks_per_node, torch.cuda.get_device_properties(self.device).total_memory
+            needs.require(parameters, ranks, stage(self.config), dtype.itemsize, isinstance(self, Core), has)
 
     def pull(self, flat: NDArray[np.float32]) -> None:
         """Take the core's weights, float32[size]. Raises ValueError on another length."""

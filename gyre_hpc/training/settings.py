@@ -76,8 +76,14 @@ SHARDED = 3
 
 def sharded(config: Config) -> bool:
     """Whether a training cell's ranks hold a shard of the model each, and not the whole."""
+    return stage(config) == SHARDED
+
+
+def stage(config: Config) -> int:
+    """ZeRO's: 1 where nothing else is asked for."""
     zero = config.training.deepspeed.get("zero_optimization", {})
-    return isinstance(zero, dict) and zero.get("stage") == SHARDED
+    asked = zero.get("stage", 1) if isinstance(zero, dict) else 1
+    return asked if asked in (2, SHARDED) else 1
 
 
 def check(config: Config) -> None:

@@ -16,7 +16,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from gyre_hpc.config import Config
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError
 from gyre_hpc.training import loading, world
 from gyre_hpc.training.activations import decoder_layers
 from gyre_hpc.training.rows import Batch
@@ -37,6 +38,7 @@ from gyre_hpc.training.whole import split
 
 _SHORT = 8
 """A first dimension of fewer than so many entries a rank is cut elsewhere if R does not divide it: 9 entries for 2 ranks are 5 and 4."""
+_TAKE_ANOTHER = "this model can't be sharded: training.deepspeed.zero_optimization.stage = 1 or 2"
 IDLE = Batch(
     ids=np.zeros((1, 2), np.int64),
     row=np.zeros(1, np.int64),
@@ -53,14 +55,16 @@ IDLE = Batch(
 class Sharded:
     """One rank's shards; the fields and methods of `whole.Whole`, which more of are collective.
 
-    The constructor is collective over the cell: rank 0 reads the model, nobody else ever holds the whole. Raises ConfigError.
+    The constructor is collective over the cell: rank 0 reads the model, nobody else ever holds the whole. `require`: told the number of
+    parameters before any memory is taken for them. Raises ConfigError.
     """
 
-    def __init__(self, model_dir: Path, config: Config, seat: world.Seat, device: torch.device) -> None:
+    def __init__(self, model_dir: Path, config: Config, seat: world.Seat, device: torch.device, require: Callable[[int], None]) -> None:
         self.device, self.rank, self.ranks = device, seat.rank, seat.ranks
         source = loading.load(model_dir, config) if seat.rank == 0 else None
         self.model = loading.skeleton(model_dir, config)
         told = _told(source)
+        require(sum(math.prod(shape) for shape, _ in told.parameters.values()))
         self._shard(told, getattr(torch, config.model.dtype))
         self.model.to_empty(device=device)
         _fill_others(self.model, told, device)
@@ -171,14 +175,14 @@ class Sharded:
     def _shard(self, told: _Told, dtype: torch.dtype) -> None:
         """Wrap the skeleton: its layers one by one, and what is left, embeddings and head, as the root."""
         mesh = init_device_mesh(self.device.type, (self.ranks,))
-        for name, p in self.model.named_parameters():
-            if told.parameters.get(name, (None, None))[0] != tuple(p.shape):
-                raise ConfigError(
-                    f"parameter {name} is {tuple(p.shape)} by config.json and {told.parameters.get(name)} as loaded",
-                    "this model can't be sharded: take ZeRO stage 1",
-                )
-            if not p.dim():
-                raise ConfigError(f"parameter {name} is a single number", "this model can't be sharded: take ZeRO stage 1")
+        described = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        loaded = {name: shape for name, (shape, _) in told.parameters.items()}
+        for name in sorted(described.keys() | loaded.keys()):
+            if described.get(name) != loaded.get(name):
+                raise ConfigError(f"parameter {name} is {described.get(name)} by config.json, {loaded.get(name)} as loaded", _TAKE_ANOTHER)
+            if not loaded[name]:
+                raise ConfigError(f"parameter {name} is a single number", _TAKE_ANOTHER)
+        for p in self.model.parameters():
             p.data = p.data.float()
         self._dtypes = [told.parameters[name][1] for name, _ in self.model.named_parameters()]
 
@@ -191,7 +195,7 @@ class Sharded:
             shards.set_force_sum_reduction_for_comms(True)
             shards.set_gradient_divide_factor(1.0)
 
-        for module, computed in _kept_apart(self.model, told, dtype):
+        for module, computed in kept_apart(self.model, {name: kept for name, (_, kept) in told.parameters.items()}, dtype):
             wrap(module, computed)
         for layer in layers(self.model):
             wrap(layer, dtype)
@@ -252,7 +256,7 @@ def _fill_others(model: Any, told: _Told, device: torch.device) -> None:
             elif given is not None:
                 setattr(module, name, given.to(device))
             elif isinstance(getattr(module, name), torch.Tensor):
-                raise GyreError(f"{path}.{name} is no parameter, and unknown as loaded", "this model can't be sharded: take ZeRO stage 1")
+                raise ConfigError(f"{path}.{name} is no parameter, and unknown as loaded", _TAKE_ANOTHER)
 
 
 def layers(model: Any) -> list[torch.nn.Module]:
@@ -264,17 +268,22 @@ def layers(model: Any) -> list[torch.nn.Module]:
     return list(max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=()))
 
 
-def _kept_apart(model: Any, told: _Told, dtype: torch.dtype) -> Iterable[tuple[torch.nn.Module, torch.dtype]]:
-    """Modules whose own parameters the model keeps in another dtype (routers in float32, say)."""
+def kept_apart(model: Any, dtypes: Mapping[str, torch.dtype], usual: torch.dtype) -> list[tuple[torch.nn.Module, torch.dtype]]:
+    """Modules whose own parameters the model keeps in another dtype (routers in float32, say); `dtypes` by the parameters' names.
+
+    Raises ConfigError where such a module holds others of the usual kind.
+    """
+    found = []
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        dtypes = {
-            told.parameters[prefix + name][1] for name, _ in module.named_parameters(recurse=False) if prefix + name in told.parameters
-        }
-        if dtypes and dtypes != {dtype}:
-            if len(dtypes) > 1:
-                raise ConfigError(f"module {path} has parameters of {len(dtypes)} dtypes", "this model can't be sharded: take ZeRO stage 1")
-            yield module, dtypes.pop()
+        own = [prefix + name for name, _ in module.named_parameters(recurse=False)]
+        other = {dtypes[name] for name in own if name in dtypes} - {usual}
+        if other:
+            below = {dtypes[prefix + name] for name, _ in module.named_parameters() if prefix + name in dtypes}
+            if below != other or len(other) > 1:
+                raise ConfigError(f"{path} has parameters of several dtypes: {', '.join(sorted(map(str, below)))}", _TAKE_ANOTHER)
+            found.append((module, other.pop()))
+    return found
 
 
 def _best_dimension(shape: tuple[int, ...], ranks: int) -> int:

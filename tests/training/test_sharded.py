@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gyre_hpc.training.sharded import IDLE, _best_dimension, _pieces, _share
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.training.sharded import IDLE, _best_dimension, _pieces, _share, kept_apart
 from tests.training.sharded_process import CASES
 
 
@@ -43,6 +44,16 @@ def test_a_rank_without_rows_computes_a_batch_that_weighs_nothing() -> None:
     assert not IDLE.tokens
     assert len(np.unique([len(IDLE.row), len(IDLE.position), len(IDLE.behaviour), len(IDLE.version)])) == 1
     assert IDLE.position.min() >= 1
+
+
+def test_a_module_that_is_kept_in_another_dtype_is_gathered_in_that() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    names = [name for name, _ in model.named_parameters()]
+    usual = dict.fromkeys(names, torch.bfloat16)
+    assert kept_apart(model, usual, torch.bfloat16) == []
+    assert kept_apart(model, {**usual, "0.weight": torch.float32}, torch.bfloat16) == [(model[0], torch.float32)]
+    with pytest.raises(ConfigError, match=r"1\.0 has parameters of several dtypes: torch\.bfloat16, torch\.float32; .*stage = 1"):
+        kept_apart(model, {**usual, "1.0.bias": torch.float32}, torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
