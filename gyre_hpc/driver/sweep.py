@@ -220,6 +220,8 @@ def _row(point: Point) -> Row:
             match event["kind"]:
                 case "step.end":
                     scores[int(event["step"])] = float(event["score_mean"])
+                case "steps.again":
+                    scores = {step: score for step, score in scores.items() if step <= int(event["step"])}
                 case "run.start":
                     status, failure = "running", None
                 case "failure":

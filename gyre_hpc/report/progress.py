@@ -77,6 +77,8 @@ class View:
                 del self._scores[int(event["step"]) - 1 :]
                 self._scores.append(float(event["score_mean"]))
                 self._last = event
+            case "steps.again":
+                del self._scores[int(event["step"]) :]
             case "transfer":
                 self._transfers += 1
                 self._notes.append(

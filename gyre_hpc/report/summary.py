@@ -1,9 +1,10 @@
 """What the event log says about a run, as plain frozen data; pure, fed with events in `seq` order.
 
-Invariants: a step counts once (after a crash a step may be logged by the next attempt; the last word stands); in every attempt a cell is
-"starting" until the engines are up, then in rollout; a role that an attempt did not end is cut at that attempt's last event. Times are
-seconds since the first attempt began and decoration: the order is that of `seq`. What is written while nothing runs (a configuration that
-is changed for the next attempt) has no time: it neither begins a run nor makes one longer.
+Invariants: a step counts once (after a crash a step may be logged by the next attempt; the last word stands), and no more once its weights
+are given up; in every attempt a cell is "starting" until the engines are up, then in rollout; a role that an attempt did not end is cut at
+that attempt's last event. Times are seconds since the first attempt began and decoration: the order is that of `seq`. What is written while
+nothing runs (a configuration that is changed for the next attempt, a job that came to no attempt) has no time: it neither begins a run nor
+makes one longer.
 """
 
 from __future__ import annotations
@@ -138,6 +139,10 @@ class _Reading:
     def take(self, event: Event) -> None:
         if event["kind"] in _TIMELESS:
             return
+        if event["kind"] == "failure" and event.get("attempt", self.start.get("attempt")) != self.start.get("attempt"):
+            self.failures.append(event)  # of a job that came to no attempt
+            self.ended = self.ended if self.attempts else "failed"
+            return
         t = float(event["t"])
         self.zero = t if self.zero is None else self.zero
         at = max(self.now, t - self.zero)
@@ -161,6 +166,8 @@ class _Reading:
                 self._transfer(event, at)
             case "step.end":
                 self.steps[int(event["step"])] = event
+            case "steps.again":
+                self.steps = {number: step for number, step in self.steps.items() if number <= int(event["step"])}
             case "execution.end":
                 if not self.tells:  # else it may be one that an earlier attempt had no time to tell
                     self._started(None)

@@ -77,6 +77,8 @@ def test_results_come_from_the_event_logs(tmp_path: Path) -> None:
     ]
     assert sweep.exit_code(rows) == 75
     assert sweep.exit_code(rows[:1]) == 0
+    EventLog(points[1].paths.events).emit("steps.again", step=3, newest=8)
+    assert sweep.results(points)[1].steps == 3, "the weights of the others are given up"
 
 
 def test_points_that_failed_in_an_earlier_array_are_waited_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

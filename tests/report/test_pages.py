@@ -149,6 +149,18 @@ def test_many_cells_are_a_square_each_and_counted(run: RunPaths) -> None:
     assert "cells 0-19:training 20-99:rollout; 3 live" in status.render(status.collect(run))
 
 
+def test_steps_whose_weights_are_given_up_leave_the_live_view(run: RunPaths) -> None:
+    log = EventLog(run.events)
+    for step in (1, 2, 3):
+        log.emit("step.end", step=step, score_mean=step / 4, **STEP)
+    log.emit("steps.again", step=1, newest=3)
+    view = progress.View(run)
+    view.refresh()
+    out = Console(file=io.StringIO(), width=100, record=True)
+    out.print(view.render())
+    assert "0.25 → 0.25" in out.export_text()
+
+
 def test_a_deep_tree_is_drawn_without_recursion() -> None:
     nodes = [svg.TreeNode(i - 1, 3, "grey", f"node {i}") for i in range(5000)]
     assert svg.tree(nodes).count("<rect") == 5000

@@ -90,3 +90,25 @@ def test_what_is_written_between_attempts_takes_no_time() -> None:
     summary = summarise(log({"t": 0.0, **change}, *first, {"t": 9000.0, **change}, *again))
     assert (summary.seconds, summary.ran, summary.rests) == (60005.0, 25.0, ((20.0, 60000.0),))
     assert [summary.worked(at) for at in (5.0, 20.0, 30000.0, 60000.0, 60004.0)] == [5.0, 20.0, 20.0, 20.0, 24.0]
+
+
+def test_a_job_that_came_to_no_attempt_takes_no_time() -> None:
+    """Its failure has the number of the attempt that it would have been; that of an attempt has its own."""
+    failure = {"kind": "failure", "what": "no memory"}
+    first = [{"t": 10.0, "kind": "run.start", "cells": 1, "attempt": 1}, {"t": 29.0, **failure, "attempt": 1}]
+    end = {"t": 30.0, "kind": "run.end", "status": "stopped"}
+    again = [{"t": 9010.0, "kind": "run.start", "cells": 1, "attempt": 2}, {"t": 9015.0, "kind": "run.end", "status": "done"}]
+    summary = summarise(log({"t": 0.0, **failure, "attempt": 1}, *first, end, {"t": 9000.0, **failure, "attempt": 2}, *again))
+    assert (summary.zero, summary.ran, summary.rests, len(summary.failures)) == (10.0, 25.0, ((20.0, 9000.0),), 3)
+    assert [span for span in summary.spans if span.cell == 0] == [Span(0, "starting", 0.0, 20.0), Span(0, "starting", 9000.0, 9005.0)]
+    assert summarise(log({"t": 0.0, **failure, "attempt": 1})).ended == "failed", "it is not about to start"
+    assert summarise(log(*first, end, {"t": 9000.0, **failure, "attempt": 2})).ended == "stopped"
+    assert summarise(log(*first, {"t": 31.0, "kind": "failure", "what": "of an older version"})).seconds == 21.0
+
+
+def test_steps_whose_weights_are_given_up_are_not_done() -> None:
+    steps = [{"t": float(n), "kind": "step.end", "step": n, "score_mean": 0.5, "loss": 0.0} for n in (1, 2, 3)]
+    again = [{"t": 9.0, "kind": "run.start", "attempt": 2}, {"t": 10.0, "kind": "steps.again", "step": 1, "newest": 3}]
+    assert summarise(log(*steps, *again)).step == 1
+    summary = summarise(log(*steps, *again, {**steps[1], "t": 11.0}))
+    assert [(step["step"], step["t"]) for step in summary.steps] == [(1, 1.0), (2, 11.0)]
