@@ -80,6 +80,7 @@ def test_the_commands_are_these() -> None:
         (["walk"], "No such command 'walk'"),
         (["status", "."], "is not a run directory"),
         (["trees", "stats", "nowhere"], "nowhere does not exist"),
+        (["trees", "stats", "c.yaml"], "c.yaml is no folder"),
         (["sweep", "c.yaml"], "sweep.grid is empty"),
         (["init", "a/b"], "is no name for a run"),
     ],

@@ -53,7 +53,8 @@ def trees_of(path: Path) -> Path:
     inside = RunPaths(path).trees
     folder = inside if inside.is_dir() else path
     if not folder.is_dir():
-        raise ConfigError(f"{path} does not exist", "give a run directory, or a folder of trees")
+        problem = "is no folder" if path.exists() else "does not exist"
+        raise ConfigError(f"{path} {problem}", "give a run directory, or a folder of trees")
     return folder
 
 

@@ -17,7 +17,7 @@ _NO_TROUBLE = TroubleOptions()
 @unfolded
 def simulate(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="paper-122b, paper-24-nodes or paper-2.4t.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of every row.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of every row.")] = 20,
     picture: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a Gantt chart of every row there, as SVG.")] = None,
     expected: TroubleOptions = _NO_TROUBLE,
     as_json: JsonOption = False,
@@ -34,7 +34,7 @@ def plan(
     path: Annotated[Path, typer.Argument(metavar="TRACE_OR_RUN", help="A run, or JSON lines with group and seconds of executions.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to plan for.")],
     staleness: Annotated[float, typer.Option(min=0.0, help="Mean staleness allowed, updates.")] = 1.5,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of every finalist.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of every finalist.")] = 8,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps (the run's, or 24).")] = None,
     groups_per_step: Annotated[int | None, typer.Option(min=1, help="Groups of a step (the run's).")] = None,
     group_size: Annotated[int | None, typer.Option(min=1, help="Executions of a group (the run's, or 8).")] = None,

@@ -49,6 +49,8 @@ def run_plan(
     expected: Trouble = NO_TROUBLE,
 ) -> tuple[dict[str, Any], str]:
     """A plan for `nodes` nodes; `picture`: the file for a Gantt chart of the best one; `expected`: the faults it is made for."""
+    if picture is not None and (picture.is_dir() or not picture.parent.is_dir()):  # not after minutes of search
+        raise ConfigError(f"--picture {picture} can't be written", "give a file in a folder that exists")
     facts = replace(gather(path, given), expected=expected)
     found = planning.plan(facts, nodes, staleness, seeds, tell)
     if picture is not None:

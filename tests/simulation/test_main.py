@@ -46,3 +46,5 @@ def test_a_plan_from_a_file_of_durations(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads(capsys.readouterr().out)["nodes"] == 3
     assert gyre(["plan", str(trace), "--nodes", "3"], monkeypatch) == 2
     assert "--groups-per-step" in capsys.readouterr().err
+    assert gyre(["plan", str(trace), "--nodes", "3", "--picture", str(tmp_path / "nowhere" / "x.svg")], monkeypatch) == 2
+    assert "x.svg can't be written; give a file in a folder that exists" in capsys.readouterr().err
