@@ -1,7 +1,7 @@
 """What a forward keeps for its backward: all of it, or of some decoder layers the input alone, from which they are computed again.
 
-A layer of a usual model keeps some 15 to 30 times its input. With `auto` the first layers of each forward keep everything until a share of
-the memory that is free at that moment is full; the others are computed again, which costs about a third more time for each of them. So
+A layer keeps some 25 to 80 times its input. With `auto` the first layers of each forward keep everything while the next one fits into a
+share of the memory that is free at that moment; the others are computed again, which costs about a third more time for each of them. So
 short rows of a small model cost nothing, and a row of 100,000 tokens holds the inputs of its layers and one layer more.
 
 Invariants
@@ -35,13 +35,16 @@ Mode = Literal["auto", "offload"] | bool
 """False: keep all; True: inputs of layers only; offload: those wait in the host's memory; auto: as much as fits."""
 
 DEVICE_SHARE, HOST_SHARE = 1 / 4, 1 / 16
-"""Of free memory, for what layers keep. The rest is for gradients, the head, and on a host for other ranks, engines and agents."""
+"""Of free memory, for what layers keep. The rest is for the layer in hand, gradients, the head, and on a host for others."""
+USUAL = 40.0
+"""Times its input that a layer keeps, before one has shown it."""
 
 
 def recompute_layers(model: Any, mode: Mode, budget: Callable[[torch.device], float] | None = None) -> int:
     """Let the decoder layers of a Hugging Face model be computed again in the backward, as `mode` says. Returns how many can be.
 
-    `budget`: bytes that layers of one forward may keep together (None: a share of what is free). Once, before a forward.
+    `budget`: bytes that layers of one forward may keep together, all their inputs included (None: a share of what is free). Once, before
+    a forward.
     """
     if mode is False:
         return 0
@@ -50,10 +53,10 @@ def recompute_layers(model: Any, mode: Mode, budget: Callable[[torch.device], fl
         log.warning("%s: no decoder layers found: activations of all of it are kept", type(model).__name__)
         return 0
     if mode == "auto":
-        kept = _Kept(budget or share_of_free)
+        kept = _Kept(budget or share_of_free, len(layers))
         model.register_forward_pre_hook(lambda _model, _args: kept.begin())
     else:
-        kept = _Kept(lambda _device: 0.0)
+        kept = _Kept(lambda _device: 0.0, len(layers))
     for layer in layers:
         layer.forward = _Layer(layer, kept, on_host=mode == "offload")
     return len(layers)
@@ -80,25 +83,31 @@ def share_of_free(device: torch.device) -> float:
 
 @dataclass
 class _Kept:
-    """What the layers of the forward under way have kept: `left` bytes of its budget (None: not yet asked), `seen` storages."""
+    """What the layers of the forward under way have kept: `left` bytes of its budget once that was `asked`, `seen` storages; `times` its
+    input that the last one kept."""
 
     budget: Callable[[torch.device], float]
-    left: float | None = None
+    layers: int
+    asked: bool = False
+    left: float = 0.0
+    times: float = USUAL
     seen: set[int] = field(default_factory=set)
 
     def begin(self) -> None:
-        self.left = None
+        self.asked, self.times = False, USUAL
         self.seen.clear()
 
-    def full(self, device: torch.device) -> bool:
-        if self.left is None:
-            self.left = self.budget(device)
-        return self.left <= 0.0
+    def room(self, given: torch.Tensor) -> bool:
+        """Whether a layer with this input may keep what it computes."""
+        if not self.asked:
+            self.asked = True
+            self.left = self.budget(given.device) - self.layers * given.nbytes
+        return self.left >= self.times * given.nbytes
 
     def count(self, storage: torch.UntypedStorage) -> None:
         if storage.data_ptr() not in self.seen:
             self.seen.add(storage.data_ptr())
-            self.left = (self.left or 0.0) - storage.nbytes()
+            self.left -= storage.nbytes()
 
 
 class _Layer:
@@ -115,11 +124,11 @@ class _Layer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        device = next((a.device for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), torch.device("cpu"))
-        if not (self._kept.full(device) or self._gathers_inside):
-            return self._counted(*args, **kwargs)
+        given = next(a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
+        if self._kept.room(given) and not self._gathers_inside:
+            return self._counted(given, *args, **kwargs)
         if self._on_host:
-            with torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda"):
+            with torch.autograd.graph.save_on_cpu(pin_memory=given.is_cuda):
                 return self._again(*args, **kwargs)
         return self._again(*args, **kwargs)
 
@@ -127,8 +136,9 @@ class _Layer:
         early = not self._gathers_inside  # what has begun to gather must end it
         return checkpoint(self._forward, *args, use_reentrant=False, preserve_rng_state=False, early_stop=early, **kwargs)
 
-    def _counted(self, *args: Any, **kwargs: Any) -> Any:
+    def _counted(self, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As it is, with an account of what autograd keeps of it beside the layer's weights."""
+        before = self._kept.left
         weights = {p.untyped_storage().data_ptr() for p in (*self._layer.parameters(), *self._layer.buffers())}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -138,4 +148,6 @@ class _Layer:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            return self._forward(*args, **kwargs)
+            out = self._forward(*args, **kwargs)
+        self._kept.times = (before - self._kept.left) / max(1, given.nbytes)
+        return out

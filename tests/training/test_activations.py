@@ -72,7 +72,7 @@ def kept_bytes(model: Any, batch: Batch) -> int:
 def test_gradients_are_the_same_bits(kind: str, mode: Mode, batch: Batch) -> None:
     model = make(kind)
     expected, names = gradients(model, batch), list(model.state_dict())
-    assert recompute_layers(model, mode, lambda _device: 500_000) == LAYERS
+    assert recompute_layers(model, mode, lambda _device: 2_000_000) == LAYERS
     got = gradients(model, batch)
     assert all(torch.equal(e, g) for e, g in zip(expected, got, strict=True))
     assert list(model.state_dict()) == names
@@ -101,14 +101,15 @@ def runs(model: Any, batch: Batch) -> list[int]:
         (False, 0, [1, 1, 1, 1]),
         (True, 9, [2, 2, 2, 2]),
         ("offload", 9, [2, 2, 2, 2]),
-        ("auto", 0, [2, 2, 2, 2]),
-        ("auto", 1.5, [1, 1, 2, 2]),  # that a layer was too much is known when it is there
+        ("auto", 0.5, [2, 2, 2, 2]),
+        ("auto", 2.5, [1, 1, 2, 2]),
         ("auto", 9, [1, 1, 1, 1]),
     ],
 )
 def test_as_many_layers_as_fit_keep_what_they_computed(mode: Mode, layers_that_fit: float, expected: list[int], batch: Batch) -> None:
     model = make()
-    budget = layers_that_fit * (kept_bytes(model, batch) - kept_bytes(_without_layers(make()), batch)) / LAYERS
+    one = (kept_bytes(model, batch) - kept_bytes(_without_layers(make()), batch)) / LAYERS
+    budget = layers_that_fit * one + LAYERS * batch.ids.size * SMALL["hidden_size"] * 4  # every layer's input is there in any case
     recompute_layers(model, mode, lambda _device: budget)
     assert runs(model, batch) == expected
     assert runs(model, batch) == expected  # each forward begins anew
