@@ -97,6 +97,23 @@ def test_points_that_failed_in_an_earlier_array_are_waited_for_again(tmp_path: P
     assert [(row.status, row.steps) for row in sweep.wait([point], "1")] == [("done", 1)]
 
 
+def test_a_point_that_was_preempted_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (point,) = plan(tmp_path, {"training.lr": [0.001]})
+    log = EventLog(prepare(point.config).events)
+    seen: list[str] = []
+    told = iter([("run.start", ""), ("run.end", "stopped"), ("run.start", ""), ("run.end", "done")])
+
+    def time_passes(seconds: float) -> None:
+        seen.append(sweep.results([point])[0].status)
+        kind, status = next(told)
+        log.emit(kind, **({"status": status} if status else {}))
+
+    monkeypatch.setattr(sweep.time, "sleep", time_passes)
+    monkeypatch.setattr(sweep, "job_alive", lambda job: True)
+    assert [row.status for row in sweep.wait([point], "1")] == ["done"]
+    assert seen == ["waiting", "running", "stopped", "running"]
+
+
 def test_each_way_to_end_is_told_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One failed, one was preempted, one killed, one never began, one was refused before its attempt, and the log of one is damaged."""
     points = plan(tmp_path, {"run.seed": [1, 2, 3, 4, 5, 6]})
