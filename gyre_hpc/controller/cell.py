@@ -1,10 +1,10 @@
 """A rank of a cell: follows the controller's announcements, trains (learner.py) and serves (serving.py), as its cell's role is.
 
 Ordering key: announcements, in epoch order. Between two announcements a training rank claims micro-steps and works on them.
-Invariants: the leader relays what it hears to its cell's other ranks and acknowledges when all have; a micro-step is claimed by a
-leader and its rows are split over the cell's ranks by slot; while it computes a thread of it
-goes on hearing and passing on (cells/pump.py); one that hears that the attempt stops gives its micro-step up, and takes no other.
-Some ranks own no engine of the cell (gyre_hpc/layout.py).
+Invariants: the leader relays what it hears to its cell's other ranks and acknowledges when all have; a leader claims a micro-step, and its
+rows are split over the cell's ranks by slot; while it computes a thread of it goes on hearing and passing on (cells/pump.py); one that
+hears that the attempt stops gives its micro-step up, or the sums of a close, and takes no other. Some ranks own no engine of the cell
+(gyre_hpc/layout.py).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from gyre_hpc.controller.messages import (
 from gyre_hpc.controller.place import Place
 from gyre_hpc.controller.restoring import patience
 from gyre_hpc.controller.serving import Serving
+from gyre_hpc.controller.sums import GivenUp
 from gyre_hpc.layout import training_cells
 from gyre_hpc.paths import RunPaths
 from gyre_hpc.training.settings import sharded
@@ -182,11 +183,16 @@ class CellRank:
 
     def _follow(self, message: Message, raw: dict[str, Any]) -> dict[str, Any]:
         """Do my part of one announcement; the leader's part includes having its cell's other ranks do theirs."""
-        if isinstance(message, Close):
-            self._finish_items(message)
+        if isinstance(message, Close) and not self._finish_items(message):
+            return {"given_up": True}
         relays = self.place.is_leader and self.place.ranks > 1
         epoch = self._inner.announce(raw, agree=True) if relays else -1
-        report = self._handle(message)
+        try:
+            report = self._handle(message)
+        except GivenUp:
+            self._gave_up = True
+            logger.info("the attempt stops: the sums of step %d are given up", getattr(message, "step", -1))
+            return {"given_up": True}
         if relays:
             name = f"the cell's ranks ({type(message).__name__})"
             others = wait(lambda: self._inner.reports(epoch), name, self._patience(message), logger.warning)
@@ -223,7 +229,7 @@ class CellRank:
                 return self._command(message)
             case Close():
                 self._claims.next_step(message.items)
-                return learner.close(message, self._tell_writing)
+                return learner.close(message, self._tell_writing, self._look_for_stop)
             case Save():
                 return learner.save(message.step, message.fields, message.state, message.seconds, self._tell_writing)
             case Export():
@@ -298,12 +304,17 @@ class CellRank:
         finally:
             self._interrupt = None
 
-    def _finish_items(self, message: Close) -> None:
-        """Everything of the step that nobody has claimed yet. Before the cell's other ranks hear of the close."""
-        if self._gave_up:
-            raise RuntimeError(f"step {message.step} is to be closed, but one of its micro-steps was given up")
+    def _finish_items(self, message: Close) -> bool:
+        """Everything of the step that nobody has claimed yet, before the cell's other ranks hear of the close; False: it was given up."""
         while self._work_once(message.items):
-            pass
+            self._gave_up = self._gave_up or self._must_stop()
+        return not self._gave_up
+
+    def _look_for_stop(self) -> None:
+        """Raises GivenUp once this rank is waited for."""
+        self._hearing.listen()
+        if self._must_stop():
+            raise GivenUp
 
 
 def _put_together(report: dict[str, Any], other: dict[str, Any]) -> None:

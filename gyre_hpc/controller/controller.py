@@ -57,7 +57,7 @@ from gyre_hpc.controller.schedule import schedule_of
 from gyre_hpc.controller.showing import Showing
 from gyre_hpc.controller.stepend import closing, trained
 from gyre_hpc.controller.stepwork import Counter, StepWork
-from gyre_hpc.controller.stopping import Newest, Saves, beside, save_at_stop
+from gyre_hpc.controller.stopping import Newest, Saves, beside, for_a_while, save_at_stop
 from gyre_hpc.controller.transfers import Order, Transfers, tell
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.events import EventLog, read_events
@@ -145,7 +145,7 @@ class Controller:
             self._take_notes()
             ended = self._advance_activity()
             busy |= ended
-            if not (self._activity and self._closing) and self._stop_asked(ended):
+            if self._stop_asked(ended):
                 self._stopping = True
                 break
             busy |= not self._given_up and self._carry_out()
@@ -175,12 +175,21 @@ class Controller:
         return self._stop_file.asked()
 
     def _save_beside(self) -> Generator[None, None, None]:
-        """The newest step, while what is in hand is ended. A close may be decided and not begun: its step is not done."""
-        state = self._state(self.policy.snapshot(given_up=True))
-        newest, left = Newest(self.policy.step, self._told, state), self._stop_file.left
-        busy = self._activity_name or ("its present micro-step" if self._state_of(0) is CellState.TRAINING else "")
-        save = save_at_stop(self.asking, self.events, self._saves, newest, left(), busy)
-        return beside(save, self._told_to_policy(self._activity) if self._activity else None, self._activity_name, left)
+        """The newest step, while what is in hand is ended. A close that is decided and not begun, or not over in time, is no step."""
+        left, name = self._stop_file.left, self._activity_name
+        activity = self._told_to_policy(self._activity) if self._activity else None
+        if activity is not None and self._closing:
+            reserve = self._saves.needs(self.policy.step, left())
+            logger.info("stop: %s is closed first, until %.1f s are left", name, reserve)
+            activity = yield from for_a_while(activity, name, lambda: left() > reserve)
+        busy = name if activity is not None else "its present micro-step" if self._state_of(0) is CellState.TRAINING else ""
+        while True:
+            newest = Newest(self.policy.step, self._told, self._state(self.policy.snapshot(given_up=True)))
+            save = save_at_stop(self.asking, self.events, self._saves, newest, left(), busy)
+            settled = yield from beside(save, activity, name, left)
+            if settled or self.policy.step == newest.step:
+                return
+            activity = None
 
     def _told_to_policy(self, activity: Activity) -> Generator[None, None, None]:
         """To its end: where the cells are decides whose routes are closed. Nothing new begins."""
@@ -375,6 +384,8 @@ class Controller:
         )
         self._writing = 0.0
         reports = yield from self.asking.agree(message, f"step {step}", lambda: self.config.deadlines.step + self._writing)
+        if any(report.get("given_up") for report in reports):
+            raise Resumable(f"step {step} is given up", "the same command resumes")
         self._feeding.closed()
         core = reports[0]
         self._told = core["fields"]

@@ -197,10 +197,12 @@ class Learner:
                 sums = replace(self.actor.accumulate(rows), seconds=time.monotonic() - began)
             self._sums = sums if self._sums is None else self._sums + sums
 
-    def close(self, message: Close, tell: Callable[[float], None] = lambda seconds: None) -> dict[str, Any]:
+    def close(
+        self, message: Close, tell: Callable[[float], None] = lambda seconds: None, look: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """The step is over: sums over the prefix, the core's optimizer step, new weights for satellites that stay, the checkpoint.
 
-        `tell`, see `save`.
+        `tell`, see `save`; `look` may raise GivenUp while it waits for others' sums, see `into_core`.
         """
         self._items = []
         self._rows.forget()
@@ -209,7 +211,7 @@ class Learner:
         began = time.monotonic()
         gradient = self.actor.gradient()
         sums = self._sums.array() if self._sums is not None else np.zeros(Sums.size(), np.float64)
-        into_core(self._ranks, gradient, sums, message.prefix, self.config.deadlines.step, self.actor.sharded)
+        into_core(self._ranks, gradient, sums, message.prefix, self.config.deadlines.step, self.actor.sharded, look)
         reduced = time.monotonic()
         self._offer.close()
         report = self._step(message, gradient, Sums.of(sums)) if self.place.is_core else {}
@@ -250,11 +252,14 @@ class Learner:
         deadline: float,
         tell: Callable[[float], None] = lambda seconds: None,
     ) -> dict[str, Any]:
-        """The checkpoint of a step that is over: all ranks of the core. `tell` hears how many seconds it may take on top of `deadline`."""
+        """The checkpoint of a step that is over: all ranks of the core. `tell` hears how many seconds it may take on top of `deadline`.
+
+        {failed: why} where the weights are of another step.
+        """
         if not self.place.is_core:
             return {}
         if self.core.version != step:
-            raise RuntimeError(f"a checkpoint of step {step} is asked of weights of version {self.core.version}")
+            return {"failed": f"the core's weights are of step {self.core.version} by now"}
         run = RunState(step, step, policy={**state, "fields": fields})
         limits = Limits(deadline, self.config.checkpoint.slowest_write, tell)
         return {"checkpoint": save(self._cell, self.paths, self.config.checkpoint.keep, self.core, run, limits)}

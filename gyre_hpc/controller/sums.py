@@ -8,16 +8,23 @@ MPI no progress, and a last small message that still waits for its connection wo
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cells.communicators import Communicators
-from cells.reduce import start_sum, start_sum_for_all
+from cells.reduce import Pending, start_sum, start_sum_for_all
 from cells.waiting import wait
 
 logger = logging.getLogger(__name__)
+_left: list[Any] = []
+"""What MPI may still write into: requests and buffers of sums that were left."""
+
+
+class GivenUp(Exception):
+    """The step is not closed: somebody waits for this rank to stop."""
 
 
 def into_core(
@@ -27,22 +34,41 @@ def into_core(
     prefix: int,
     deadline: float,
     sharded: bool = False,
+    look: Callable[[], None] = lambda: None,
 ) -> None:
     """Sums over the `prefix` cells into the core, in place; inside the core cell every rank ends with the sum over all slots.
 
     `gradient` is a rank's own, flat; `sharded`: that of its shard, summed over its cell already, so that a core's rank ends with its
-    shard of the whole; `sums` its metrics; `deadline`: seconds of each wait. Raises DeadlineExceeded.
+    shard of the whole; `sums` its metrics; `deadline`: seconds of each wait. Raises DeadlineExceeded, and what `look` raises, which is
+    called while it waits for others; no more once the core's other ranks may have gone on with the sums.
     """
     from mpi4py import MPI
 
+    held: list[Any] = [gradient, sums]
+
+    def over(begun: Any, test: Callable[[], bool], name: str) -> None:
+        def looked() -> bool:
+            look()
+            return test()
+
+        held.append(begun)
+        wait(looked, name, deadline, logger.warning)
+
+    def summed(pending: Pending, name: str) -> None:
+        over(pending, pending.test, name)
+
     def done(request: Any, name: str) -> None:
-        wait(request.Test, name, deadline, logger.warning)
+        over(request, request.Test, name)
 
     comm, root = ranks.prefix(prefix), ranks.cell_index == 0
-    start_sum(comm, gradient).wait(f"the sum of gradients over {prefix} cells", deadline, logger.warning)
-    done(comm.Ireduce(MPI.IN_PLACE if root else sums, sums if root else None, MPI.SUM, 0), f"the sum of metrics over {prefix} cells")
-    if root and ranks.cell is not None and ranks.cell.Get_size() > 1:
-        if not sharded:
-            start_sum_for_all(ranks.cell, gradient).wait("the sum of gradients over the core cell", deadline, logger.warning)
-        done(ranks.cell.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM), "the sum of metrics over the core cell")
-        done(ranks.cell.Ibarrier(), "the core's ranks to have the sums")
+    try:
+        summed(start_sum(comm, gradient), f"the sum of gradients over {prefix} cells")
+        done(comm.Ireduce(MPI.IN_PLACE if root else sums, sums if root else None, MPI.SUM, 0), f"the sum of metrics over {prefix} cells")
+        if root and ranks.cell is not None and ranks.cell.Get_size() > 1:
+            if not sharded:
+                summed(start_sum_for_all(ranks.cell, gradient), "the sum of gradients over the core cell")
+            done(ranks.cell.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM), "the sum of metrics over the core cell")
+            wait(ranks.cell.Ibarrier().Test, "the core's ranks to have the sums", deadline, logger.warning)
+    except BaseException:
+        _left.append(held)
+        raise

@@ -87,8 +87,29 @@ def test_a_micro_step_is_given_up_for_the_stop_and_no_other_is_taken(leads: bool
     rank._do(0)
     assert rank._learner.passes > 0
     assert rank._work_once() is False
-    with pytest.raises(RuntimeError, match="one of its micro-steps was given up"):
-        rank._finish_items(Close(1, 5, 1, 1, False, False))
+    assert rank._follow(Close(1, 5, 1, 1, False, False), {}) == {"given_up": True}, "and no step is closed without it"
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_the_sums_of_a_close_are_left_for_the_stop(stops: bool) -> None:
+    channel = FakeChannel()
+    rank: Any = CellRank.__new__(CellRank)
+    rank.config, rank.place, rank._gave_up = Config(), Place(0, 0, 2), False
+    rank._hearing = Hearing(cast(Channel, channel), lambda message: False)
+    rank._lines = SimpleNamespace(ahead=lambda: [encode(Save(1, {}, {}, 9.0))] if stops else [])
+    told: list[dict[str, Any]] = []
+    rank._inner = SimpleNamespace(announce=lambda raw, agree: told.append(raw) or 0, reports=lambda epoch: [{}])
+    rank._claims = SimpleNamespace(next_step=lambda items: None, claim=lambda upto: None)
+
+    def close(message: Close, tell: object, look: Callable[[], None]) -> dict[str, Any]:
+        look()
+        return {"fields": {}}
+
+    rank._learner = SimpleNamespace(trains=True, close=close)
+    close_ = Close(1, 0, 1, 1, False, False)
+    report = rank._follow(close_, encode(close_))
+    assert report == ({"given_up": True} if stops else {"fields": {}, "engines": {}})
+    assert told == [encode(close_)], "the cell's other ranks hear of it, and of what follows"
 
 
 def test_a_cell_s_report_is_that_of_all_its_ranks() -> None:

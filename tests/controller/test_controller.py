@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,7 @@ from cells.events import (
 from cells.lines import Lines
 from gyre_hpc import stopfile
 from gyre_hpc.configfile import check
+from gyre_hpc.controller import stopping
 from gyre_hpc.controller.controller import Controller
 from gyre_hpc.controller.engines import Engines
 from gyre_hpc.controller.stepwork import Counter
@@ -43,6 +45,8 @@ class FakeCells:
         self.told: list[dict[str, Any]] = []
         self.lines = self
         self.notes: list[tuple[int, dict[str, Any]]] = []
+        self.closed = 10**9
+        """The core has closed the next step at this answer to a save."""
         self.pid = 7
         """Of the engine of every cell; the next once it is revived."""
 
@@ -60,6 +64,9 @@ class FakeCells:
         return 0
 
     def answer_to(self, number: int) -> dict[str, Any]:
+        self.closed -= 1
+        if self.told[-1]["kind"] == "Save" and self.closed == 0:
+            return {"failed": "the core's weights are of step 2 by now"}
         return {"checkpoint": {"seconds": 1.0, "bytes": 8}, "engines": {"0": {"url": "", "pid": self.pid}}}
 
     def set_route(self, cell: int, address: dict[str, Any] | None, engine: int = 0) -> None:
@@ -137,6 +144,40 @@ def test_a_stop_before_a_decided_close_saves_the_step_that_is_done(tmp_path: Pat
     assert closed["in time"]
     assert (save["step"], save["fields"]) == (1, {"step": 1})
     assert save["state"]["schedule"] == {"step": 1, "burst": 1, "skipped": 0, "consumed_below": 1, "consumed": []}, "step 2 is not done"
+
+
+@pytest.mark.parametrize(
+    ("looks", "overtaken", "saved"),
+    [(5, 0, [2]), (10**9, 0, [1]), (11, 1, [1, 2])],
+    ids=["it ends", "it does not end in time", "it ends after all"],
+)
+def test_a_close_goes_first_as_long_as_the_step_before_it_can_still_be_saved(
+    looks: int, overtaken: int, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = FakeCells()
+    controller = made(RunPaths(tmp_path), cells)
+    policy = controller.policy
+    policy.start()
+    for event in [*group(0, 0), TransferDone(0, Role.TRAINING), StepDone(1), Published(1), TransferDone(0, Role.ROLLOUT), *group(1, 1)]:
+        policy.on(event)
+    assert policy.on(TransferDone(0, Role.TRAINING))[-1] == CloseStep(2)
+    controller._told, cells.closed = {"step": 1}, overtaken or cells.closed
+
+    def close() -> Iterator[None]:
+        for _ in range(looks):
+            yield
+        controller._told = {"step": 2}
+        return [StepDone(2)]
+
+    controller._begin(close(), "step 2", closing=True)  # type: ignore[arg-type]
+    left = iter(range(1000))
+    monkeypatch.setattr(controller._stop_file, "left", lambda: 20.0 - next(left))
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: float(next(left))))
+    for _ in controller._save_beside():
+        pass
+    assert [told["step"] for told in cells.told] == saved
+    assert cells.told[-1]["fields"] == {"step": saved[-1]}
+    assert cells.told[-1]["state"]["schedule"]["step"] == saved[-1]
 
 
 def test_what_fails_once_a_stop_is_near_is_given_up_and_the_step_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gyre_hpc.controller.messages import Message, Save
-from gyre_hpc.controller.stopping import Newest, Saves, beside, save_at_stop
+from gyre_hpc.controller.stopping import Newest, Saves, beside, for_a_while, save_at_stop
 from gyre_hpc.errors import GyreError, Resumable
 from gyre_hpc.events import EventLog, read_events
 from gyre_hpc.paths import RunPaths
@@ -25,20 +25,22 @@ TIMED = [
 class FakeAsking:
     """In place of the cells: the core's leader writes at once, or never answers."""
 
-    def __init__(self, answers: bool = True) -> None:
+    def __init__(self, answers: bool = True, overtaken: bool = False) -> None:
         self.asked: list[tuple[Message, float]] = []
         self.names: list[str] = []
-        self._answers = answers
+        self._answers, self._overtaken = answers, overtaken
 
     def ask(self, cell: int, message: Message, name: str, deadline: float) -> Generator[None, None, dict[str, Any] | None]:
         assert cell == 0
         self.asked.append((message, deadline))
         self.names.append(name)
         yield
+        if self._overtaken:
+            return {"failed": "the core's weights are of step 12 by now"}
         return {"checkpoint": {"seconds": 3.0, "bytes": 1000}} if self._answers else None
 
 
-def saving(asking: FakeAsking, paths: RunPaths, saves: Saves, step: int, left: float, busy: str = "") -> Generator[None, None, None]:
+def saving(asking: FakeAsking, paths: RunPaths, saves: Saves, step: int, left: float, busy: str = "") -> Generator[None, None, bool]:
     return save_at_stop(asking, EventLog(paths.events), saves, Newest(step, {"step": step}, {"branches": []}), left, busy)  # type: ignore[arg-type]
 
 
@@ -97,6 +99,30 @@ def test_one_that_does_not_come_in_time_names_what_the_core_was_at(tmp_path: Pat
     assert caplog.messages[0].endswith("8.0 s are left), once the core is through with its present micro-step")
 
 
+def ended(steps: Generator[None, None, Any]) -> Any:
+    """What it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return stop.value
+
+
+def test_a_core_that_has_closed_the_next_step_meanwhile_saves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    saves = Saves(8, TIMED)
+    assert ended(saving(FakeAsking(overtaken=True), RunPaths(tmp_path), saves, 11, 9.0)) is False
+    assert (saves.step, RunPaths(tmp_path).events.exists()) == (8, False)
+    assert caplog.messages[-1] == "stop: no checkpoint of step 11: the core's weights are of step 12 by now"
+    assert ended(saving(FakeAsking(), RunPaths(tmp_path), saves, 11, 9.0)) is True
+
+
+def test_how_much_time_a_save_wants() -> None:
+    saves = Saves(8, TIMED)
+    assert (saves.needs(8, 30.0), saves.needs(9, 30.0), Saves(0, []).needs(1, 30.0)) == (0.0, 9.0, 15.0)
+    assert saves.fits(saves.needs(9, 30.0))[0]
+
+
 class Work:
     """In place of a transfer: over after so many looks, then it raises `error` if there is one."""
 
@@ -135,6 +161,15 @@ def test_what_is_in_hand_gets_no_more_than_its_share_of_the_time(caplog: pytest.
         pass
     assert (save.done, endless.closed) == (3, True)
     assert caplog.messages == ["stop: publication of version 2 is given up, 0.0 s are left"]
+
+
+def test_what_goes_first_has_its_time_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    looks = iter([True] * 3 + [False])
+    endless = Work(10**9).run()
+    assert ended(for_a_while(endless, "step 2", lambda: next(looks))) is endless, "it may go on"
+    assert ended(for_a_while(Work(2).run(), "step 2", lambda: True)) is None
+    assert ended(for_a_while(Work(2, Resumable("it is given up", "")).run(), "step 2", lambda: True)) is None
+    assert caplog.messages == ["stop: step 2 did not end well: it is given up"]
 
 
 def test_what_the_save_raises_is_heard(tmp_path: Path) -> None:
