@@ -89,8 +89,11 @@ class Stubborn:
         os.kill(os.getpid(), number)
 
     def asked(self) -> bool:
-        """Whether the driver has asked for a stop. No error."""
-        return self._file.asked()
+        """Whether the driver has asked for a stop, as far as can be seen. No error."""
+        try:
+            return self._file.asked()
+        except OSError:
+            return False
 
     def passed_on(self) -> bool:
         """Whether there is time and the driver knows, or will. No error may come out of a handler, in the middle of whatever goes on."""

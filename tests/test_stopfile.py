@@ -101,3 +101,4 @@ def test_the_gateway_goes_on_until_its_time_is_over_or_nobody_asks(tmp_path: Pat
     withdraw(tmp_path)
     assert grace.over(), "a driver that does not ask never will"
     assert Grace(tmp_path / "gone", "gateway").over()
+    assert Grace(tmp_path / ("x" * 300), "gateway").over(), "a file system that says no ends it, and raises nothing"

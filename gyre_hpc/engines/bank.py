@@ -7,10 +7,12 @@ Calls block with a deadline (seconds) and raise EngineFault, as those of a singl
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +30,7 @@ class EngineBank:
         self.specs = dict(specs)
         self._starter = starter
         self._servers: dict[int, EngineServer] = {}
-        self._pool = ThreadPoolExecutor(2 * max(1, len(self.specs)), thread_name_prefix="engine")
-        """Twice as many threads as engines: one that is starting does not keep the end of the others waiting."""
+        self._pool = ThreadPoolExecutor(max(1, len(self.specs)), thread_name_prefix="engine")
 
     @staticmethod
     def start(specs: Mapping[int, EngineSpec], deadline: float, starter: Starter = start_engine) -> EngineBank:
@@ -74,7 +75,7 @@ class EngineBank:
     def restart(self, numbers: Collection[int], model: Path, version: int, deadline: float) -> dict[int, EngineFault]:
         """New processes in place of dead ones, all at once, with these weights within `deadline` seconds; the faults of those that failed.
 
-        The others serve when this returns, at other addresses.
+        The others serve when this returns, at other addresses. Whoever can't wait for it may stop the bank meanwhile, and end.
         """
 
         def one(number: int) -> None:
@@ -84,7 +85,7 @@ class EngineBank:
             self._servers[number] = server
             server.update_weights(model, version, max(1.0, end - time.monotonic()))
 
-        return _faults({number: self._pool.submit(one, number) for number in numbers})
+        return _faults({number: _beside(partial(one, number)) for number in numbers})
 
     def pause(self, deadline: float) -> None:
         """Stop serving; calls in flight are refused with EngineFault at their client."""
@@ -121,6 +122,21 @@ class EngineBank:
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
+
+
+def _beside(action: Callable[[], None]) -> Future[None]:
+    """In a thread for which the process's end does not wait: an engine that starts takes minutes. Those of a pool are joined."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            action()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="start", daemon=True).start()
+    return done
 
 
 def _faults(futures: Mapping[int, Future[Any]]) -> dict[int, EngineFault]:

@@ -71,7 +71,8 @@ class Child:
             raise ConfigError(f"model.path: this engine can't serve it: {last_line(self.log_file)}", "use rollout.engine = vllm")
         if status is not None:
             words = last_line(self.log_file)
-            if status == USAGE or _REFUSAL in words:
+            # one that a signal killed has refused nothing, whatever its log told before
+            if status == USAGE or (status > 0 and _REFUSAL in words):
                 raise ConfigError(f"rollout.options: the engine refuses its command line: {words}", "mend that option, or leave it out")
             raise EngineFault(f"engine process {self.pid} ended with status {status}: {words}")
 

@@ -110,3 +110,23 @@ def test_the_report_has_addresses_and_what_was_measured() -> None:
         "kv_tokens": 350,
     }
     bank.stop()
+
+
+def test_a_process_that_ends_does_not_wait_for_an_engine_that_starts() -> None:
+    """The stop of an attempt gives a start up (controller/keeper.py); Python joins all threads but daemons, those of pools included."""
+    bank, servers = made(2)
+    begun, over, waited_for = threading.Event(), threading.Event(), list[bool]()
+
+    def starter(spec: EngineSpec, deadline: float) -> EngineServer:
+        waited_for.append(not threading.current_thread().daemon)
+        begun.set()
+        over.wait(60.0)
+        raise EngineFault("it came too late")
+
+    bank._starter = starter
+    threading.Thread(target=bank.restart, args=([1], Path("w"), 7, 60.0), daemon=True).start()
+    assert begun.wait(60.0)
+    bank.stop()
+    over.set()
+    assert waited_for == [False]
+    assert [server.did[-1] for server in servers] == ["stop", "stop"]

@@ -77,6 +77,13 @@ def test_a_value_that_is_refused_is_one_as_well(tmp_path: Path) -> None:
         control.read_line(read, child, 10.0)
 
 
+def test_one_that_was_killed_has_refused_nothing(tmp_path: Path) -> None:
+    """Its log may tell of somebody's request that made no sense."""
+    child, read = start(f"import os, sys; print({PYDANTIC!r}, file=sys.stderr, flush=True); os.kill(os.getpid(), 9)", tmp_path / "log")
+    with pytest.raises(EngineFault, match="ended with status -9"):
+        control.read_line(read, child, 10.0)
+
+
 VLLM = """(EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708] Traceback (most recent call last):
 (EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708]   File "core.py", line 1, in run
 (EngineCore_DP0 pid=71) ERROR 11-30 12:00:01 [core.py:708] ValueError: No room for {} blocks
