@@ -114,10 +114,10 @@ class Foreign:
         return replace(
             base,
             reserving=True,
-            processes=max(base.processes, _PROCESSES),
+            processes=within(max(base.processes, _PROCESSES), resource.RLIMIT_NPROC),
             files=within(max(base.files, _FILES), resource.RLIMIT_NOFILE),
             scratch=max(base.scratch, _SCRATCH),
-            file=max(base.file, _FILE),
+            file=within(max(base.file, _FILE), resource.RLIMIT_FSIZE),
         )
 
 

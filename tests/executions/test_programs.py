@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gyre_hpc.config import HarnessSection
 from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError, GyreError
-from gyre_hpc.executions import programs, sandbox
+from gyre_hpc.executions import foreign, programs, sandbox
 from gyre_hpc.executions.program import SOCKET
 from gyre_hpc.executions.programs import Bundled
 from gyre_hpc.harness import main
@@ -123,6 +124,15 @@ def test_big_runtimes_get_room(tmp_path: Path) -> None:
     assert limits.reserving
     assert min(limits.processes, limits.files, limits.scratch, limits.file) > 500
     assert limits.shared == 1
+
+
+def test_their_room_ends_where_the_node_s_own_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell refuses to set a limit above its hard one, and every box would fail by it."""
+    built = programs.build(tmp_path, check({"harness": {"kind": "command", "argv": ["true"]}}, "test"))
+    node = {resource.RLIMIT_NPROC: 300, resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_FSIZE: 1 << 20}
+    monkeypatch.setattr(foreign, "within", lambda wanted, kind: min(wanted, node[kind]))
+    limits = built.limits(sandbox.Limits())
+    assert (limits.processes, limits.files, limits.file) == (300, 1024, 1 << 20)
 
 
 @pytest.mark.parametrize("name", ["path", "binds"])
