@@ -84,11 +84,10 @@ class Satellite:
 
         if seat is None:
             raise ValueError("a sharded model needs the seats of a cell")
-        deadlines, on_gpu = self.config.deadlines, self.device.type == "cuda"
+        on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.device)
-        # behind the deadlines of those that call (world.py)
-        world.join(seat, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", max(deadlines.start, deadlines.step) + world.BEHIND)
+        world.join(seat, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", world.patience(self.config.deadlines))
         return Sharded(self.model_dir, self.config, seat, self.device, self._require_room)
 
     def _require_room(self, parameters: int) -> None:
@@ -236,7 +235,7 @@ class Core(Satellite):
                 "model.path = the newest folder in RUN/weights goes on from there",
             )
         lr = self.lr(self.version)
-        mean = torch.from_numpy(gradient).to(self.device) / executions
+        mean = torch.from_numpy(gradient).to(self.device, copy=True).div_(executions)  # one copy on the device, not two
         norm = self._optimizer.step(self._held.views(mean), lr)
         self.version += 1
         return StepMetrics(grad_norm=norm, lr=lr, version=self.version)

@@ -14,12 +14,18 @@ from typing import Any
 
 import torch
 
+from gyre_hpc.config import DeadlinesSection
 from gyre_hpc.errors import Resumable
 
 _distributed: Any = torch.distributed
 _LOOPBACK = "127.0.0.1"
-BEHIND = 30.0
+_BEHIND = 30.0
 """Seconds by which a world's own deadline stands behind its callers'."""
+
+
+def patience(deadlines: DeadlinesSection) -> float:
+    """Seconds of each collective of a cell that shares its model: more than any caller waits, for a start, a step or a publication."""
+    return max(deadlines.start, deadlines.step, deadlines.transfer) + _BEHIND
 
 
 @dataclass(frozen=True)
