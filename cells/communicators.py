@@ -3,7 +3,8 @@
 World: rank 0 is the controller and hosts no model; then K cells of R ranks each, in cell order; then S standalone cells of one rank each,
 which serve and never train (cells K .. K + S - 1). A cell's first rank is its leader.
 - `control`: the controller (rank 0) and the leaders (rank k + 1 leads cell k), standalone ones included;
-- `cell`: the ranks of one's own cell;
+- `cell`: the ranks of one's own cell; `sums`: the same once more, for sums that some of them may leave before their end, after which
+  nothing else may go over it (MPI matches collectives by their order);
 - `prefix(k)`, k = 1..K: one communicator for each prefix of k cells and each slot i of a cell: rank i of cells 0..k-1, rank = cell. Cell
   0, the core, is rank 0 in each. What is reduced between cells is reduced slot by slot. Standalone cells are in none.
 
@@ -105,6 +106,7 @@ class Communicators:
     cell_index: int | None
     slot: int | None
     prefixes: tuple[MPI.Intracomm | None, ...]
+    sums: MPI.Intracomm | None = None
 
     @property
     def is_leader(self) -> bool:
@@ -134,7 +136,8 @@ def build(layout: Layout, world: MPI.Intracomm | None = None) -> Communicators:
     for k in range(1, layout.cells + 1):
         trains = cell is not None and not layout.is_standalone(cell)
         prefixes.append(_subset(world, layout.prefix_ranks(k, slot), tag=2 + k) if trains and slot is not None else None)
-    return Communicators(layout, world, control, own, cell, slot, tuple(prefixes))
+    sums = _subset(world, layout.ranks_of(cell), tag=3 + layout.cells) if cell is not None else None
+    return Communicators(layout, world, control, own, cell, slot, tuple(prefixes), sums)
 
 
 def _subset(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm | None:

@@ -23,6 +23,10 @@ _left: list[Any] = []
 """What MPI may still write into: requests and buffers of sums that were left."""
 
 
+def _nothing() -> None:
+    """Nobody is looked for."""
+
+
 class GivenUp(Exception):
     """The step is not closed: somebody waits for this rank to stop."""
 
@@ -34,13 +38,14 @@ def into_core(
     prefix: int,
     deadline: float,
     sharded: bool = False,
-    look: Callable[[], None] = lambda: None,
+    look: Callable[[], None] = _nothing,
 ) -> None:
     """Sums over the `prefix` cells into the core, in place; inside the core cell every rank ends with the sum over all slots.
 
     `gradient` is a rank's own, flat; `sharded`: that of its shard, summed over its cell already, so that a core's rank ends with its
     shard of the whole; `sums` its metrics; `deadline`: seconds of each wait. Raises DeadlineExceeded, and what `look` raises, which is
-    called while it waits for others; no more once the core's other ranks may have gone on with the sums.
+    called while it waits for others; no more once the core's other ranks may have gone on with the sums. The leader may leave by it, and
+    the others when they hear of that: nothing then goes over `ranks.sums` any more.
     """
     from mpi4py import MPI
 
@@ -64,11 +69,14 @@ def into_core(
     try:
         summed(start_sum(comm, gradient), f"the sum of gradients over {prefix} cells")
         done(comm.Ireduce(MPI.IN_PLACE if root else sums, sums if root else None, MPI.SUM, 0), f"the sum of metrics over {prefix} cells")
-        if root and ranks.cell is not None and ranks.cell.Get_size() > 1:
+        if root and ranks.sums is not None and ranks.sums.Get_size() > 1:
             if not sharded:
-                summed(start_sum_for_all(ranks.cell, gradient), "the sum of gradients over the core cell")
-            done(ranks.cell.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM), "the sum of metrics over the core cell")
-            wait(ranks.cell.Ibarrier().Test, "the core's ranks to have the sums", deadline, logger.warning)
+                summed(start_sum_for_all(ranks.sums, gradient), "the sum of gradients over the core cell")
+            done(ranks.sums.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM), "the sum of metrics over the core cell")
+            met = ranks.sums.Ibarrier()
+            if ranks.is_leader:  # who comes here goes on with the sums, and the others after it
+                look = _nothing
+            done(met, "the core's ranks to have the sums")
     except BaseException:
         _left.append(held)
         raise

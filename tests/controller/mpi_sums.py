@@ -6,6 +6,7 @@ Run by test_sums.py; argument: R.
 from __future__ import annotations
 
 import sys
+import time
 
 import mpi4py
 
@@ -15,10 +16,12 @@ import numpy as np  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 from cells import reduce  # noqa: E402
-from cells.communicators import Layout, build  # noqa: E402
-from gyre_hpc.controller.sums import into_core  # noqa: E402
+from cells.communicators import Communicators, Layout, build  # noqa: E402
+from cells.waiting import wait  # noqa: E402
+from gyre_hpc.controller.sums import GivenUp, into_core  # noqa: E402
 
 ELEMENTS = 1000
+TOLD = 9
 
 
 def main() -> None:
@@ -41,8 +44,36 @@ def main() -> None:
                 assert sums.tolist() == [0.0, whole, 2 * whole]
             else:
                 assert sums.tolist() == [0.0, own, 2 * own]
+        if ranks.cell_index == 0 and width > 1:
+            given_up(ranks)
     print(f"passed {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}", flush=True)
     MPI.Finalize()
+
+
+def given_up(ranks: Communicators) -> None:
+    """The leader leaves before it has its sum, when others of its cell wait for it already: they hear of it, and all go on together."""
+    assert ranks.cell is not None
+
+    def look() -> None:
+        if ranks.is_leader or (ranks.cell is not None and ranks.cell.Iprobe(0, TOLD)):
+            raise GivenUp
+
+    gradient, sums = np.ones(ELEMENTS, np.float32), np.ones(3)
+    try:
+        into_core(ranks, gradient, sums, 1, 20.0, sharded=ranks.cell.size > 2, look=look)
+    except GivenUp:
+        if ranks.is_leader:
+            time.sleep(0.5)
+            for slot in range(1, ranks.cell.size):
+                ranks.cell.send(None, slot, TOLD)
+    else:
+        raise AssertionError("it has a sum to which one has added nothing")
+    together = np.ones(1)
+    wait(ranks.cell.Iallreduce(MPI.IN_PLACE, together, MPI.SUM).Test, "all of them", 10.0, print)
+    assert together.tolist() == [ranks.cell.size]
+    wait(ranks.cell.Ibarrier().Test, "all of them", 10.0, print)
+    assert ranks.cell.allgather(ranks.slot) == list(range(ranks.cell.size))
+    assert ranks.cell.bcast(ranks.slot, 0) == 0
 
 
 if __name__ == "__main__":
