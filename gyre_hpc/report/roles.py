@@ -12,7 +12,9 @@ from html import escape
 from gyre_hpc.report import svg, timeline
 from gyre_hpc.report.summary import Summary
 
-COLOURS = {"starting": "grey", "rollout": "blue", "training": "pink", "transfer": "amber"}
+COLOURS = {"starting": "grey", "rollout": "blue", "training": "pink", "transfer": "amber", "ending": "grey"}
+NAMES = {"grey": "starting, ending", "blue": "rollout", "pink": "training", "amber": "transfer"}
+"""What colours stand for."""
 MOST_CELLS = 128
 """Cells that are drawn."""
 TOGETHER = 9
@@ -44,7 +46,7 @@ def draw(summary: Summary) -> str:
     whole = _picture(summary, rows, (0.0, summary.ran), marks, numbers, (unit, f"{label} that the run ran"), cuts)
     dense = timeline.is_dense(rows[:MOST_CELLS])
     close = _close(summary, rows, ends) if dense and len(ends) > CLOSE else ""
-    return svg.legend(list(COLOURS.items())) + whole + _note(summary, dense) + close
+    return svg.legend([(name, colour) for colour, name in NAMES.items()]) + whole + _note(summary, dense) + close
 
 
 def _close(summary: Summary, rows: Sequence[timeline.Row], ends: Sequence[tuple[float, int]]) -> str:
@@ -76,7 +78,7 @@ def _picture(
         [(at / unit, title) for at, title in marks],
         label,
         numbers=[(at / unit, str(number)) for at, number in numbers],
-        names={colour: state for state, colour in COLOURS.items()},
+        names=NAMES,
         together="all cells" if summary.cells >= TOGETHER else "",
         most=MOST_CELLS,
         cuts=[at / unit for at in cuts],
@@ -91,13 +93,13 @@ def _rows(summary: Summary) -> list[timeline.Row]:
         bars[s.cell].append((start, end, COLOURS.get(s.state, "grey"), f"{s.state}: {start:.1f} to {end:.1f} s"))
     rows: list[timeline.Row] = [("core" if cell == 0 else f"cell {cell}", drawn) for cell, drawn in enumerate(bars)]
     if summary.standalone:
-        starts = [(start, end) for start, end, colour, _ in bars[0] if colour == COLOURS["starting"]] if bars else []
+        starts = [(start, end, title) for start, end, colour, title in bars[0] if colour == COLOURS["starting"]] if bars else []
         rows.insert(MOST_CELLS - 1 if len(rows) >= MOST_CELLS else len(rows), timeline.pool_row(summary.standalone, summary.ran, starts))
     return rows
 
 
 def _note(summary: Summary, dense: bool) -> str:
-    shares = ", ".join(f"{state} {summary.share(state):.0%}" for state in COLOURS)
+    shares = ", ".join(f"{state} {summary.share(state):.0%}" for state in COLOURS if state != "ending" or summary.ended == "done")
     lines = [f"The first {MOST_CELLS} of {summary.cells} cells."] if summary.cells > MOST_CELLS else []
     lines.append(f"Share of the cells' time: {shares}.")
     if summary.standalone:

@@ -2,9 +2,9 @@
 
 Invariants: a step counts once (after a crash a step may be logged by the next attempt; the last word stands), and no more once its weights
 are given up; in every attempt a cell is "starting" until the engines are up, then in rollout; a role that an attempt did not end is cut at
-that attempt's last event. Times are seconds since the first attempt began and decoration: the order is that of `seq`. What is written while
-nothing runs (a configuration that is changed for the next attempt, a job that came to no attempt) has no time: it neither begins a run nor
-makes one longer.
+that attempt's last event, and what comes behind the last step of a run that is done is its "ending". Times are seconds since the first
+attempt began and decoration: the order is that of `seq`. What is written while nothing runs (a configuration that is changed for the next
+attempt, a job that came to no attempt) has no time: it neither begins a run nor makes one longer.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from gyre_hpc.report.placement import describe
 
 Event = Mapping[str, Any]
-_STARTING = "starting"
+_STARTING, _ENDING = "starting", "ending"
 _TIMELESS = frozenset({"config.change"})
 
 
 @dataclass(frozen=True)
 class Span:
-    """One cell in one state ("starting", "rollout", "training" or "transfer"; "down" where a simulated run failed), seconds."""
+    """One cell in one state ("starting", "rollout", "training", "transfer" or "ending"; "down" where a simulated run failed), seconds."""
 
     cell: int
     state: str
@@ -131,6 +131,8 @@ class _Reading:
         self.rests: list[tuple[float, float]] = []
         self.cells = self.tokens = self.calls = self.checkpoint = self.warnings = 0
         self.ended = ""
+        self.worked = 0.0
+        """When the last step, checkpoint or publication was over."""
         self.start: Event = {}
         self.engines: Event = {}
         self.tells = False
@@ -166,6 +168,9 @@ class _Reading:
                 self._transfer(event, at)
             case "step.end":
                 self.steps[int(event["step"])] = event
+                self.worked = at
+            case "publish":
+                self.worked = at
             case "steps.again":
                 self.steps = {number: step for number, step in self.steps.items() if number <= int(event["step"])}
             case "execution.end":
@@ -186,6 +191,8 @@ class _Reading:
                 self.warnings += 1
             case "run.end":
                 self.ended = str(event.get("status", "ended"))
+                if self.ended == "done":
+                    self._end(at)
         self.now = at
 
     def _started(self, at: float | None) -> None:
@@ -209,6 +216,13 @@ class _Reading:
                 cell, str(event["to"]), began, seconds, int(event.get("live", 0)), int(event.get("moved", 0)), dict(event.get("phases", {}))
             )
         )
+
+    def _end(self, at: float) -> None:
+        """Nobody rolls out or trains any more once the last step is done, whatever role the cells have."""
+        for cell, (state, since) in self.open.items():
+            if state != _STARTING and self.worked > since:
+                self.spans.append(Span(cell, state, since, self.worked))
+                self.open[cell] = (_ENDING, self.worked)
 
     def _cut(self) -> None:
         for cell, (state, since) in sorted(self.open.items()):

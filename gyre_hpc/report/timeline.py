@@ -95,15 +95,15 @@ def every(count: int, most: int) -> int:
     return step
 
 
-def pool_row(nodes: int, end: float, starts: Sequence[tuple[float, float]] = ()) -> Row:
-    """The row of standalone nodes: in rollout whenever they are not starting, however many executions they have."""
+def pool_row(nodes: int, end: float, away: Sequence[tuple[float, float, str]] = ()) -> Row:
+    """The row of standalone nodes: in rollout, however many executions they have, but for when they start or end (start, end, title)."""
     title = f"{nodes} standalone {'node' if nodes == 1 else 'nodes'}: rollout"
     bars: list[Bar] = []
     at = 0.0
-    for start, stop in sorted(starts):
+    for start, stop, what in sorted(away):
         if start > at:
             bars.append((at, start, "blue", title))
-        bars.append((start, stop, "grey", f"starting: {start:.1f} to {stop:.1f} s"))
+        bars.append((start, stop, "grey", what))
         at = max(at, stop)
     if end > at:
         bars.append((at, end, "blue", title))

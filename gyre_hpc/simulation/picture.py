@@ -8,7 +8,7 @@ from gyre_hpc.report.summary import Span, Summary
 from gyre_hpc.report.timeline import Row, every, gantt, pool_row
 from gyre_hpc.simulation.outcome import Outcome
 
-_COLOURS = {"starting": "muted", "rollout": "blue", "training": "pink", "transfer": "amber", "down": "muted"}
+_COLOURS = {"starting": "muted", "rollout": "blue", "training": "pink", "transfer": "amber", "down": "muted", "ending": "muted"}
 _STYLE = (
     "<style>svg{--blue:#4c78a8;--pink:#d6568c;--amber:#e0a030;--muted:#8a8f98;--grid:#e4e6ea;background:#fff}"
     "text{font:12px sans-serif;fill:#333}</style>"

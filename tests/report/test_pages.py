@@ -104,8 +104,9 @@ def test_the_report_tells_starts_from_rollout_and_shows_standalone_nodes(run: Ru
     ]
     page = html.render(run, html.summarise(events))
     assert page.count("starting: 0.0 to 10.0 s") == 3  # two cells and the pool
-    assert page.count("rollout: 10.0 to 40.0 s") == 2
-    assert "starting 25%, rollout 75%, training 0%" in page
+    assert page.count("rollout: 10.0 to 35.0 s") == 2
+    assert page.count("ending: 35.0 to 40.0 s") == 3
+    assert "starting 25%, rollout 62%, training 0%, transfer 0%, ending 12%" in page
     assert "pool ×2" in page
     assert "2 standalone nodes: rollout" in page
     assert "single executions: 0.5 at 0.5" in page  # half of the time from the first execution's end to the step's

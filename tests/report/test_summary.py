@@ -112,3 +112,24 @@ def test_steps_whose_weights_are_given_up_are_not_done() -> None:
     assert summarise(log(*steps, *again)).step == 1
     summary = summarise(log(*steps, *again, {**steps[1], "t": 11.0}))
     assert [(step["step"], step["t"]) for step in summary.steps] == [(1, 1.0), (2, 11.0)]
+
+
+def test_behind_the_last_step_of_a_run_that_is_done_cells_do_nothing() -> None:
+    """Their last roles stay until the processes end, half a minute on a busy machine."""
+    work = [
+        {"t": 0.0, "kind": "run.start", "cells": 2},
+        {"t": 5.0, "kind": "engines"},
+        transfer(10.0, 0, "training", 1.0),
+        {"t": 20.0, "kind": "step.end", "step": 1, "score_mean": 0.5},
+        {"t": 21.0, "kind": "publish", "version": 1},
+    ]
+    done = summarise(log(*work, {"t": 50.0, "kind": "run.end", "status": "done"})).spans
+    assert [span for span in done if span.start >= 10.0 or span.cell == 1] == [
+        Span(1, "starting", 0.0, 5.0),
+        Span(0, "training", 10.0, 21.0),
+        Span(1, "rollout", 5.0, 21.0),
+        Span(0, "ending", 21.0, 50.0),
+        Span(1, "ending", 21.0, 50.0),
+    ]
+    stopped = summarise(log(*work, {"t": 50.0, "kind": "run.end", "status": "stopped"})).spans
+    assert Span(0, "training", 10.0, 50.0) in stopped

@@ -83,7 +83,7 @@ def test_numbers_do_not_stand_on_one_another() -> None:
 
 
 def test_standalone_nodes_roll_out_whenever_they_are_not_starting() -> None:
-    name, bars = timeline.pool_row(2, 100.0, [(0.0, 10.0), (50.0, 60.0)])
+    name, bars = timeline.pool_row(2, 100.0, [(0.0, 10.0, "starting"), (50.0, 60.0, "starting")])
     assert name == "pool ×2"
     assert [(start, end, colour) for start, end, colour, _ in bars] == [
         (0.0, 10.0, "grey"),
