@@ -106,7 +106,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384])
-    parser.add_argument("--sizes", choices=list(SIZES), nargs="+", default=list(SIZES))
+    parser.add_argument("--sizes", choices=list(SIZES), nargs="*", default=list(SIZES))
     parser.add_argument("--modes", choices=["false", "auto", "true"], nargs="+", default=["false", "auto", "true"])
     parser.add_argument("--heads", type=int, nargs="*", default=[])
     parser.add_argument("--case", help=argparse.SUPPRESS)

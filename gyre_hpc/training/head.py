@@ -26,6 +26,7 @@ HEAD_BYTES = 256 << 20
 """Of one chunk's float32 logits. Three to five times as much lives for a moment: the model's own dtype, log-softmax, its gradient."""
 
 Score = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Hidden states [C, H] and the tokens that follow them -> what `_scored` gives."""
 
 
 def target_logprobs(
@@ -65,7 +66,7 @@ def _scored(logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> t
     distribution = torch.log_softmax(logits, dim=-1)
     with torch.no_grad():
         detached = distribution.detach()
-        entropy = -detached.exp().mul_(detached).nan_to_num_().sum()  # of 0 * -inf
+        entropy = -detached.exp().mul_(detached).nan_to_num_().sum()  # 0 * -inf is 0 here
     return distribution.gather(1, tokens.unsqueeze(1)).squeeze(1), entropy
 
 
@@ -181,5 +182,5 @@ def _shortened(answer: Any) -> Any:
     """The same with hidden states of one position: what reads them is replaced at the head."""
     hidden = _hidden(answer)
     assert hidden is not None
-    short = hidden[:1, :1].detach()
+    short = hidden[:1, :1].detach().clone()  # a view would keep all of it
     return (short, *answer[1:]) if isinstance(answer, tuple) else type(answer)(**{**answer, "last_hidden_state": short})

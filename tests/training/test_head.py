@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,15 @@ def test_nothing_of_it_stays_on_the_model(model: Any, batch: Batch) -> None:
     failing.remove()
     assert hooks() == before
     assert "forward" not in model.model.__dict__
+
+
+def test_the_hidden_states_of_all_positions_do_not_wait_for_the_backward(model: Any, batch: Batch) -> None:
+    out: list[weakref.ref[torch.UntypedStorage]] = []
+    hook = model.model.norm.register_forward_hook(lambda _module, _args, hidden: out.append(weakref.ref(hidden.untyped_storage())))
+    logprobs, _ = target_logprobs(model, *tensors(batch), chunk=9)
+    hook.remove()
+    assert logprobs.requires_grad
+    assert out[0]() is None
 
 
 def test_a_model_that_calls_its_head_otherwise_is_refused(model_dir: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
