@@ -37,6 +37,8 @@ VLLM_OWN = frozenset(
     }
 )
 """Options of vLLM's command line that the engine sets itself."""
+_READ = frozenset({"tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "max-num-seqs"})
+"""Options of vLLM's that we read as well: how many devices an engine wants (layout.py), how many calls it takes."""
 _UNPROVEN = "kv-sharing-fast-prefill"
 """With it vLLM has no log-probs of prompts (0.32.0: the question for them ends its engine), so that no load of weights could be proven."""
 KV_GIB = "kv_gib"
@@ -86,6 +88,10 @@ def vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name.replace("_", "-"): value for name, value in options.items() if name != KV_GIB}
     if taken := sorted(VLLM_OWN & set(given)):
         raise ConfigError(f"rollout.options.{taken[0]} is set by the engine itself", f"remove it; ours are {', '.join(sorted(VLLM_OWN))}")
+    for name in given:
+        if whole := sorted(full for full in VLLM_OWN | _READ if full.startswith(name) and full != name):
+            # vLLM takes what is short for one of its options, so that ours would be overruled, or not be seen
+            raise ConfigError(f"rollout.options.{name} is short for {whole[0]}", "write the names of options in full")
     if given.get(_UNPROVEN):
         raise ConfigError(f"rollout.options.{_UNPROVEN} leaves no log-probs of prompts, by which weights are checked", "remove it")
     return given

@@ -42,6 +42,13 @@ def test_a_vllm_engine_takes_all_but_what_it_sets_itself() -> None:
         vllm_options({"max_model_len": 5})
 
 
+@pytest.mark.parametrize(("name", "full"), [("max_model", "max-model-len"), ("tensor-parallel", "tensor-parallel-size"), ("hos", "host")])
+def test_a_name_cut_short_overrules_nothing(name: str, full: str) -> None:
+    """vLLM's command line would take it."""
+    with pytest.raises(ConfigError, match=rf"rollout\.options\.{name.replace('_', '-')} is short for {full}; write the names of options"):
+        vllm_options({name: 4})
+
+
 @pytest.mark.parametrize("size", [0.25, 0, True, "1"])
 def test_a_kv_cache_that_vllm_cannot_read_is_refused_before_anything_starts(size: Any) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.options\.kv_gib = .*; a whole number of GiB from 1"):
