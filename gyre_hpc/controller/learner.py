@@ -267,7 +267,8 @@ class Learner:
     def _refresh(self, prefix: int) -> None:
         """The burst goes on: the satellites in training take the stepped weights."""
         flat = self.actor.snapshot()
-        start_broadcast(self._ranks.prefix(prefix), flat).wait("the stepped weights", self.config.deadlines.transfer, logger.warning)
+        # a satellite may be here while the core still computes its last micro-step: what it waits for is the end of the step
+        start_broadcast(self._ranks.prefix(prefix), flat).wait("the stepped weights", self.config.deadlines.step, logger.warning)
         if not self.place.is_core:
             self.actor.pull(flat)
 

@@ -12,6 +12,7 @@ import pytest
 
 from cells.communicators import Communicators
 from gyre_hpc.configfile import check
+from gyre_hpc.controller import learner as learning
 from gyre_hpc.controller.learner import Learner
 from gyre_hpc.controller.messages import Close, Export, RowRef, Work
 from gyre_hpc.controller.place import Place
@@ -87,6 +88,21 @@ def test_micro_steps_are_announced_in_order_and_anew_for_each_step(tmp_path: Pat
         made.take(Work(5, (STEP,)))
     assert made.close(Close(step=1, items=3, prefix=1, executions=1, refresh=False, checkpoint=False, fields={}, state={})) == {}
     assert made.known == 0, "also in a cell that does not train"
+
+
+def test_a_satellite_waits_for_the_stepped_weights_as_long_as_a_step_may_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own sums may be on their way while the core still computes: a micro-step of long rows takes longer than a transfer."""
+    made, actor = learner(tmp_path)
+    made._ranks = cast(Any, SimpleNamespace(prefix=lambda cells: None))
+    weights = np.zeros(3, np.float32)
+    pulled: list[Any] = []
+    actor.snapshot, actor.pull = lambda: weights, pulled.append  # type: ignore[attr-defined]
+    waited: list[float] = []
+    pending = SimpleNamespace(wait=lambda name, deadline, log: waited.append(deadline))
+    monkeypatch.setattr(learning, "start_broadcast", lambda comm, buffer: pending)
+    made._refresh(2)
+    assert waited == [made.config.deadlines.step]
+    assert pulled[0] is weights
 
 
 def test_a_satellite_saves_and_publishes_nothing(tmp_path: Path) -> None:
