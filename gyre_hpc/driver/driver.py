@@ -77,9 +77,9 @@ def _recorded(paths: RunPaths, allocation: Allocation | None) -> Iterator[None]:
     except GyreError as error:
         if allocation.job is not None if allocation is not None else inside_slurm():
             events = EventLog(paths.events)
-            with contextlib.suppress(OSError):  # a full disk may be what it is about
+            with contextlib.suppress(OSError, GyreError):  # a full disk or a damaged log may be what it is about
                 events.emit("failure", what=error.what, remedy=error.remedy, attempt=next_attempt(paths))
-            events.forget()
+                events.forget()
         raise
 
 

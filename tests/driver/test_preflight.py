@@ -10,11 +10,11 @@ import pytest
 
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import check
-from gyre_hpc.driver import preflight
+from gyre_hpc.driver import driver, preflight
 from gyre_hpc.driver.allocation import Allocation
 from gyre_hpc.driver.driver import drive
 from gyre_hpc.driver.rundir import prepare
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.events import read_events
 from gyre_hpc.report.status import collect, render
 from tests.driver.actors import programs
@@ -101,3 +101,13 @@ def test_why_a_job_did_not_begin_is_an_event(tmp_path: Path, resolver: dict[str,
     (told,) = read_events(run.events)
     assert (told["kind"], told["attempt"]) == ("failure", 1)
     assert "last failure: gateway.host = nowhere.cluster does not resolve here" in render(collect(run))
+
+
+def test_a_log_that_takes_no_event_hides_no_cause(tmp_path: Path, resolver: dict[str, str]) -> None:
+    gateway = {"host": "nowhere.cluster"}
+    run = prepare(check({"run": {"dir": str(tmp_path / "run"), "name": "t", "min_free_mb": 1}, "gateway": gateway}, "test"))
+    for damage in (lambda: run.events.mkdir(), lambda: (run.events.rmdir(), run.events.write_text("no event\n"))):
+        damage()
+        with pytest.raises(GyreError) as caught, driver._recorded(run, Allocation(("n1",), job="7")):
+            raise GyreError("the cause", "mend it")
+        assert caught.value.what == "the cause"
