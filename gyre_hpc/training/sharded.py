@@ -38,6 +38,8 @@ from gyre_hpc.training.whole import split
 
 _SHORT = 8
 """A first dimension of fewer than so many entries a rank is cut elsewhere if R does not divide it: 9 entries for 2 ranks are 5 and 4."""
+_RUNS = 1024
+"""A cut along another dimension makes so many pieces a rank at most: a checkpoint's table has a row for each of them."""
 _TAKE_ANOTHER = "this model can't be sharded: training.deepspeed.zero_optimization.stage = 1 or 2"
 IDLE = Batch(
     ids=np.zeros((1, 2), np.int64),
@@ -290,7 +292,7 @@ def _best_dimension(shape: tuple[int, ...], ranks: int) -> int:
     """Along which a parameter is cut."""
     if shape[0] % ranks == 0 or shape[0] >= _SHORT * ranks:
         return 0
-    return next((dim for dim in range(1, len(shape)) if shape[dim] % ranks == 0), 0)
+    return next((dim for dim in range(1, len(shape)) if shape[dim] % ranks == 0 and math.prod(shape[:dim]) <= _RUNS), 0)
 
 
 def _dimension(p: DTensor) -> int:

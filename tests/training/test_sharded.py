@@ -21,6 +21,7 @@ from tests.training.sharded_process import CASES
         ((61, 32), 2, 0),  # long: a row more or less is nothing
         ((4, 48, 24), 3, 1),  # four experts on three ranks
         ((8, 30, 32), 16, 2),
+        ((256, 4096, 7168), 56, 0),  # a million pieces a rank along the last
         ((4, 5), 3, 0),  # nothing fits
         ((7,), 3, 0),
     ],
