@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import load
+from gyre_hpc.driver.preflight import LOCAL
 from gyre_hpc.driver.world import mark_busy, mark_ready, mark_through
 from gyre_hpc.errors import ExitCode, GyreError, Resumable
 from gyre_hpc.failure import as_failure, record_failure
@@ -182,7 +183,7 @@ def _start_engines(config: Config, paths: RunPaths, runtime: Runtime, layout: La
 
 def _host(runtime: Runtime) -> str:
     """Where this node's engine listens: on loopback if the gateway does, else under the node's name, for the gateway on the first node."""
-    return "127.0.0.1" if urlsplit(runtime.gateway_url).hostname == "127.0.0.1" else socket.gethostname()
+    return "127.0.0.1" if urlsplit(runtime.gateway_url).hostname in LOCAL else socket.gethostname()
 
 
 def _init_mpi(folder: Path, rank: int) -> Any:

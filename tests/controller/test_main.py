@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from gyre_hpc.controller.main import _give_up, _init_mpi
+from gyre_hpc.controller.main import _give_up, _host, _init_mpi
 from gyre_hpc.errors import GyreError
 from gyre_hpc.failure import first_failure
+from gyre_hpc.runtime import Runtime
 from tests.cells.ranks import run_ranks
 
 
@@ -25,6 +27,12 @@ def test_a_rank_that_is_given_up_says_for_what(tmp_path: Path, monkeypatch: pyte
     assert failure is not None
     assert (left, failure.who, failure.exit_code) == ([75], "rank-00003", 75)
     assert failure.what.endswith("MPI to end: not there after 600 s")
+
+
+@pytest.mark.parametrize(("gateway", "engine"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("n1", "here")])
+def test_engines_listen_on_loopback_where_the_gateway_does(gateway: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    assert _host(Runtime(Path("run"), 1, "secret", f"http://{gateway}:8000", "gateway.sock")) == engine
 
 
 def test_an_mpi_library_for_one_thread_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
