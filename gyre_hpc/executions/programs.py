@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gyre_hpc import harness
 from gyre_hpc.config import Config, HarnessSection
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError, GyreError, Resumable
 from gyre_hpc.executions import sandbox, scoring
 from gyre_hpc.executions.foreign import Foreign
 from gyre_hpc.executions.program import HARNESS, SOCKET, Program, Start, binds, check_binds
@@ -22,6 +22,8 @@ from gyre_hpc.executions.program import HARNESS, SOCKET, Program, Start, binds, 
 _MODULES = ("main", "wire", "tools", "texts")
 _TRIAL = "import json, _socket, subprocess; subprocess.run(['/bin/sh', '-c', 'true | true'], check=True)"
 """What an agent does at the least: it comes up, and a tool of it is a shell with two programs."""
+_PATIENCE = 60.0
+"""Seconds for that: a file system where a thousand nodes start at once is slow."""
 
 
 def build(folder: Path, config: Config, run: Path | None = None) -> Program:
@@ -58,7 +60,7 @@ class Bundled:
 
     async def check(self, scratch: Path) -> str:
         """Whether it comes up in a box as configured. Raises GyreError with what it said, ConfigError for an absent bind, and for limits
-        that leave no room."""
+        that leave no room; Resumable where it takes too long, which no limit is to blame for."""
         check_binds(self.settings)
         said = await self._tried(scratch, scoring.limits_of(self.settings))
         if not said:
@@ -80,9 +82,14 @@ class Bundled:
         box = sandbox.Box(scratch, overlay=sandbox.detect().overlay, mounts=binds(self.settings), limits=limits)
         with tempfile.TemporaryFile() as output:
             argv = [sandbox.interpreter(), "-I", "-S", "-c", _TRIAL]
-            ended = await sandbox.start(sandbox.detect(), box, argv, output).wait(60.0)
+            ended = await sandbox.start(sandbox.detect(), box, argv, output).wait(_PATIENCE)
             output.seek(0)
             said = " ".join(output.read().decode(errors="replace").split())[-300:]
+        if ended.timed_out:
+            raise Resumable(
+                f"{sandbox.interpreter()} did not come up in a box within {_PATIENCE:.0f} s: {said or 'it said nothing'}",
+                "see this node's load and the file systems in the box (harness.binds); the same command resumes",
+            )
         return "" if ended.code == 0 else said or str(ended)
 
     def start(self, socket: Path, secret: str, seed: int, model: str, instruction: str) -> Start:

@@ -11,7 +11,7 @@ import pytest
 
 from gyre_hpc.config import HarnessSection
 from gyre_hpc.configfile import check
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError, GyreError, Resumable
 from gyre_hpc.executions import foreign, programs, sandbox
 from gyre_hpc.executions.program import SOCKET
 from gyre_hpc.executions.programs import Bundled
@@ -47,6 +47,12 @@ async def test_limits_that_leave_no_room_are_a_mistake_in_the_configuration(tmp_
     ((key, value),) = limits.items()
     with pytest.raises(ConfigError, match=rf"harness\.{key} = {value}\b.*nothing starts in such a box.*the defaults do: processes 128, "):
         await program.check(tmp_path)
+
+
+async def test_a_box_that_comes_up_too_slowly_is_no_limit_s_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_PATIENCE", 0.0)
+    with pytest.raises(Resumable, match=r"did not come up in a box within 0 s: it said nothing; .*the same command resumes"):
+        await Bundled.build(tmp_path, HarnessSection(processes=2)).check(tmp_path)
 
 
 async def test_a_bind_that_is_not_there_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
