@@ -36,6 +36,8 @@ def load(model_dir: Path, config: Config) -> Any:
         model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True, **_how(config))
     except (OSError, ValueError, ImportError, SafetensorError, UnpicklingError) as error:
         raise _unloadable(model_dir, error) from error
+    if model.config.get_text_config(decoder=True)._attn_implementation == "eager":
+        log.warning("attention is eager: what it takes grows with the square of a row's length; training.attention names another kind")
     return _prepared(model, config)
 
 
@@ -63,8 +65,6 @@ def _how(config: Config) -> dict[str, Any]:
 def _prepared(model: Any, config: Config) -> Any:
     model.requires_grad_(True)
     recompute_layers(model, config.training.activation_checkpointing)
-    if model.config.get_text_config(decoder=True)._attn_implementation == "eager":
-        log.warning("attention is eager: what it takes grows with the square of a row's length; training.attention names another kind")
     return model.eval()
 
 
