@@ -43,7 +43,8 @@ def withdraw(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # ranks of all nodes get a scheduler's SIGTERM at once, and nodes that booted alike hand out the same pids
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}")
     partial.write_text(text)
     os.replace(partial, path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,20 @@ def test_the_file_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.Monk
 def test_one_that_somebody_touched_leaves_no_time(tmp_path: Path) -> None:
     (tmp_path / "stop").touch()
     assert (StopFile(tmp_path).asked(), StopFile(tmp_path).left()) == (True, 0.0)
+
+
+def test_a_process_of_the_same_pid_on_another_node_may_wish_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace, others = os.replace, ["rank-00002"]
+
+    def meanwhile(partial: Path, path: Path) -> None:
+        if others:
+            wish(tmp_path, others.pop())
+        replace(partial, path)
+
+    monkeypatch.setattr(stopfile.os, "replace", meanwhile)
+    wish(tmp_path, "rank-00001")
+    assert [path.name for path in tmp_path.iterdir()] == ["wish"]
+    assert (tmp_path / "wish").read_text() == "rank-00001"
 
 
 _RANK = """
