@@ -55,8 +55,8 @@ def hook(late: bool) -> None:
         real_restore(self, deadline)
         _note(self, "pulled", -1, hashlib.blake2b(self.actor.snapshot().tobytes(), digest_size=16).hexdigest())
 
-    def close(self: Learner, message: Close) -> dict[str, Any]:
-        report = real_close(self, message)
+    def close(self: Learner, message: Close, *hear: Any) -> dict[str, Any]:
+        report = real_close(self, message, *hear)
         if self.place.cell < message.prefix:
             _note(self, "trainer", message.step, hashlib.blake2b(self.actor.snapshot().tobytes(), digest_size=16).hexdigest())
         return report
