@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, WrapValidator, field_validator
 from pydantic_core import PydanticCustomError
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -32,6 +32,14 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 BUILTIN_MODEL = "builtin:quickstart"
 _WANTED: Mapping[Any, str] = {int: "a whole number", float: "a number", str: "a text"}
+
+
+def _layers(value: Any, among: Any) -> Any:
+    """One line for both kinds of answer: a union's own names its members as if they were keys, and the first of them only."""
+    try:
+        return among(value)
+    except ValidationError:
+        raise PydanticCustomError("no_layers", "auto, true, false or offload") from None
 
 
 class _Section(BaseModel):
@@ -272,7 +280,7 @@ class TrainingSection(_Section):
     tensor_parallel: Positive = 1
     pipeline_parallel: Positive = 1
     tokens_per_microstep: Positive = 4096
-    activation_checkpointing: Literal["auto", "offload"] | bool = "auto"
+    activation_checkpointing: Annotated[Literal["auto", "offload"] | bool, WrapValidator(_layers)] = "auto"
     """Which decoder layers are computed again in the backward: true all, false none, auto those whose activations don't fit;
     offload: all, and their inputs wait in the host's memory (training/activations.py)."""
     attention: str = ""

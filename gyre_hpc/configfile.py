@@ -158,7 +158,7 @@ def dump(config: Config, path: Path) -> None:
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, sep, text = override.partition("=")
     if not sep or not key:
-        raise ConfigError(f"override {override!r} has no `=`", "write a.b.c=value, for example run.steps=40")
+        raise ConfigError(f"override {override!r} has no `=` behind a key", "write a.b.c=value, for example run.steps=40")
     try:
         value = yaml.load(text, _Loader)
     except yaml.YAMLError:
@@ -200,6 +200,8 @@ def _explain(mistake: Any, origin: str, more: str) -> tuple[str, str]:
         remedy = (f"did you mean {guess}? " if guess else "") + f"valid here: {', '.join(here)}"
         return f"{origin}: unknown key {where}{more}", remedy
     value = mistake.get("input")
+    if mistake["type"] == "literal_error" and mistake["loc"][-1] == "[key]":  # of a section with a list of names: deadlines.phases
+        return f"{origin}: unknown key {where.removesuffix('.[key]')}{more}", mistake["msg"].replace("Input should be", "valid here:", 1)
     if mistake["type"] == "model_type":  # a section whose keys are all commented out, mostly
         keys = ", ".join(_keys_at(mistake["loc"]))
         return (
