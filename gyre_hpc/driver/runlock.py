@@ -179,7 +179,7 @@ def _job_runs(job: str) -> bool:
 
 def _age(path: Path) -> float:
     """Seconds since the last renewal by the clock of the file system (those of the nodes differ)."""
-    probe = path.with_name(f".{path.name}.clock-{os.getpid()}")
+    probe = path.with_name(f".{path.name}.clock-{uuid.uuid4().hex}")  # nodes that booted alike hand out the same pids
     probe.touch()
     try:
         return probe.stat().st_mtime - path.stat().st_mtime

@@ -134,3 +134,19 @@ def test_of_two_that_take_over_at_once_the_later_is_refused(path: Path) -> None:
     holder = read_holder(path)
     assert holder is not None
     assert holder.token == "first"
+
+
+def test_two_that_look_at_a_lock_at_once_do_not_take_each_other_s_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with one pid, on two nodes: a clock that is gone would make a lock that lives look stale."""
+    lock = tmp_path / "lock"
+    lock.touch()
+    touch, others = Path.touch, [True]
+
+    def meanwhile(path: Path) -> None:
+        touch(path)
+        if others and others.pop():
+            assert runlock._age(lock) < runlock.STALE
+
+    monkeypatch.setattr(Path, "touch", meanwhile)
+    assert runlock._age(lock) < runlock.STALE
+    assert list(tmp_path.iterdir()) == [lock]
