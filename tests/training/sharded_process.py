@@ -102,9 +102,15 @@ class Rank:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def move(self) -> None:
-        """Off the device and back, as far as a CPU goes."""
+        """Off the device and back: to other memory each time, as with a GPU, for on a CPU `to` alone leaves all where it is."""
+        model = self.core._held.model
+        model.to = lambda _device: model._apply(torch.clone)
+        self.core._held.zero()
+        before = [part.data_ptr() for part in self.core._held.parts()]
         self.core._held.to(torch.device("cpu"))
+        assert all(part.data_ptr() != was for part, was in zip(self.core._held.parts(), before, strict=True) if part.numel())
         self.core._held.to(self.core.device)
+        del model.to
 
     def turns(self, rows: list[int]) -> int:
         """How often the thread that serves MPI has its turn while this rank computes, and waits for one that sleeps."""
@@ -380,6 +386,7 @@ def case(root: Path, name: str, ranks: int, dtype: str, examples: int, **trainin
             cosine = float(total @ whole / np.linalg.norm(total) / np.linalg.norm(whole))
             assert cosine > 0.999, cosine
             made.step(gradient)
+        made.move()
         memory_is_a_share(made, ranks, plain.size, sum(p.numel() // p.shape[0] for p in plain.model.parameters()))
         files_are_those_of_the_whole(made, table, model, root / f"{name}-{ranks}-{dtype}-{len(training)}", dtype)
     print("passed", name, ranks, dtype, *training, flush=True)
