@@ -1,6 +1,7 @@
 """`gyre status`: how far a run is, from its files alone (events.jsonl, live.json); never asks Slurm or a process.
 
-Invariant: works while the run writes, and on a run that died: what is stale is said to be stale.
+Invariant: works while the run writes, and on a run that died: what is stale is said to be stale. live.json tells of the attempt that wrote
+it only: until the next one's is there, the driver's lock says whether that attempt comes up or is gone.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from gyre_hpc.checkpoint import aside
 from gyre_hpc.controller.live import read_live
 from gyre_hpc.events import read_events
 from gyre_hpc.paths import RunPaths
-from gyre_hpc.report.summary import summarise
+from gyre_hpc.report.summary import Summary, summarise
 from gyre_hpc.viewing import see
 
 STALE = 10.0
 """Seconds after which live.json no longer tells about now."""
+UNHELD = 60.0
+"""And after which a driver's lock, which is renewed every ten, doesn't (as driver/runlock.py has it)."""
 
 
 def collect(paths: RunPaths) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def collect(paths: RunPaths) -> dict[str, Any]:
     config = see(paths.config).config
     return {
         "run": str(paths.root),
-        "state": summary.ended or ("running" if fresh else "starting" if not summary.steps and not live else "no sign of life"),
+        "state": summary.ended or ("running" if fresh else "starting" if _comes_up(paths, summary, live) else "no sign of life"),
         "attempt": len(summary.attempts),
         "step": summary.step,
         "steps": 0 if config.upstream.urls else config.run.steps,
@@ -52,6 +55,18 @@ def collect(paths: RunPaths) -> dict[str, Any]:
         "remedy": summary.failures[-1].get("remedy") if summary.failures else None,
         "live": live if fresh else None,
     }
+
+
+def _comes_up(paths: RunPaths, summary: Summary, live: dict[str, Any] | None) -> bool:
+    """No attempt began (it is in the queue, say), or the last one has shown nothing of itself yet and its driver holds the run."""
+    if not summary.attempts:
+        return True
+    if live is not None and float(live["t"]) >= summary.zero + summary.attempts[-1] - 0.001:  # both are rounded
+        return False
+    try:
+        return time.time() - paths.lock.stat().st_mtime < UNHELD
+    except OSError:
+        return False
 
 
 def render(found: dict[str, Any]) -> str:

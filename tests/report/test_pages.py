@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,22 @@ def test_status_before_anything_happened(run: RunPaths) -> None:
     found = status.collect(run)
     assert (found["state"], found["step"], found["steps"]) == ("starting", 0, 2)
     assert "step 0 of 2" in status.render(found)
+
+
+def test_an_attempt_is_starting_while_its_driver_holds_the_run_and_has_shown_nothing(run: RunPaths) -> None:
+    log = work(run)
+    old = time.time() - 100
+    run.live.write_text(json.dumps({"t": old}))  # of the attempt before
+    assert status.collect(run)["state"] == "no sign of life"
+    log.emit("run.start", attempt=2, cells=[["n1"], ["n2"]])
+    assert status.collect(run)["state"] == "no sign of life"  # and no lock: it died at its start
+    run.lock.touch()
+    assert status.collect(run)["state"] == "starting"
+    os.utime(run.lock, (old, old))
+    assert status.collect(run)["state"] == "no sign of life"
+    run.lock.touch()
+    LiveFile(run.live).write({"roles": []})
+    assert status.collect(run)["state"] == "running"
 
 
 def test_status_of_a_run_at_work_and_of_one_that_failed(run: RunPaths) -> None:
