@@ -120,7 +120,7 @@ async def gateway(root: Path, attempt: int = 1) -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
     try:
         async with aiohttp.ClientSession() as http:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while (address := read_address(paths.runtime(attempt))) is None:
                     assert process.returncode is None, (await process.communicate())[1].decode()
                     await asyncio.sleep(0.02)
@@ -201,7 +201,7 @@ async def test_sigterm_is_passed_on_and_at_the_end_of_its_time_it_breaks_calls_v
         end = await running.control("executions/0/end", {"reason": "finished", "score": 0.5, "valid": True, "seconds": 1})
         assert end == {"accepted": True, "calls": 1, "tokens": 5}
         running.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not wished(running.paths.runtime(1)):
                 await asyncio.sleep(0.01)
         ask(running.paths.runtime(1), 1000.0)
@@ -252,7 +252,7 @@ async def test_a_call_is_held_until_a_route_opens_and_the_unix_socket_serves_too
             path = url.removeprefix(running.address.url)
             async with boxed.post(f"http://gateway{path}", json=body()) as answer:
                 waited = b""
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     while waited.count(b"event: ping") < 2:
                         waited += await answer.content.readany()
                 assert b"message_start" in waited
