@@ -36,7 +36,7 @@ from gyre_hpc.training import loading, needs, world
 from gyre_hpc.training.head import target_logprobs
 from gyre_hpc.training.loss import Objective, Sums, batch_loss
 from gyre_hpc.training.published import published, stream, write_files
-from gyre_hpc.training.rows import TrainRow, stack
+from gyre_hpc.training.rows import TrainRow, share, stack
 from gyre_hpc.training.settings import sharded, stage
 from gyre_hpc.training.whole import Whole
 from gyre_hpc.training.world import Seat
@@ -93,9 +93,13 @@ class Satellite:
     def _require_room(self, parameters: int) -> None:
         """Raises ConfigError where this rank's device can't hold its part of so many."""
         if self.device.type == "cuda":
-            cells, dtype = self.config.cells, getattr(torch, self.config.model.dtype)
-            ranks, has = cells.nodes_per_cell * cells.ranks_per_node, torch.cuda.get_device_properties(self.device).total_memory
-            needs.require(parameters, ranks, stage(self.config), dtype.itemsize, isinstance(self, Core), has)
+            dtype, has = getattr(torch, self.config.model.dtype), torch.cuda.get_device_properties(self.device).total_memory
+            needs.require(parameters, self._ranks, stage(self.config), dtype.itemsize, isinstance(self, Core), has)
+
+    @property
+    def _ranks(self) -> int:
+        """Of each cell."""
+        return self.config.cells.nodes_per_cell * self.config.cells.ranks_per_node
 
     def pull(self, flat: NDArray[np.float32]) -> None:
         """Take the core's weights, float32[size]. Raises ValueError on another length."""
@@ -133,9 +137,10 @@ class Satellite:
             hook.remove()
 
     def accumulate(self, rows: Sequence[TrainRow]) -> Sums:
-        """Add the gradient of these rows to the sum. Any number of rows; memory is bounded by training.tokens_per_microstep."""
+        """Add the gradient of these rows to the sum. Any number of rows; memory is bounded by training.tokens_per_microstep, of which a
+        rank of a large cell takes its part."""
         total = Sums()
-        for batch in self._held.passes(stack(rows, self.config.training.tokens_per_microstep)):
+        for batch in self._held.passes(stack(rows, share(self.config.training.tokens_per_microstep, self._ranks))):
             loss, sums = batch_loss(self.model, batch, self.rule, self.device)
             self._held.add(loss)
             if batch.tokens:

@@ -80,6 +80,12 @@ class Batch:
     """Tokens without padding."""
 
 
+def share(tokens: int, ranks: int) -> int:
+    """The budget of one rank's batches where a micro-step of `tokens` is dealt out to `ranks`: twice its equal share, for rows are dealt
+    whole; the padding of a long row beside many short ones would make it that of the whole cell."""
+    return min(tokens, -(-2 * tokens // ranks))
+
+
 def stack(rows: Sequence[TrainRow], budget: int, pad: int = 0) -> list[Batch]:
     """Cut rows into batches of at most `budget` tokens, padding included (a longer row is a batch of its own).
 

@@ -91,6 +91,16 @@ def test_any_split_over_micro_steps_and_satellites_gives_the_same_sum(
     assert sums.array() == pytest.approx(whole[1].array(), rel=1e-4, abs=1e-5)
 
 
+def test_a_rank_of_a_large_cell_computes_its_part_of_a_micro_step_at_once(model_dir: Path, whole: tuple[NDArray[np.float32], Sums]) -> None:
+    cells = {"cells": {"ranks_per_node": 16}}
+    satellite = Satellite(model_dir, check({"training": {**TRAINING, "tokens_per_microstep": 640}, **cells}, "test"))
+    sizes: list[int] = []
+    satellite.model.register_forward_pre_hook(lambda _model, _args, given: sizes.append(given["input_ids"].numel()), with_kwargs=True)
+    satellite.accumulate(ROWS)
+    assert 40 < max(sizes) <= 80
+    assert np.abs(satellite.gradient() - whole[0]).max() < 1e-5 * np.abs(whole[0]).max()
+
+
 def test_a_sum_over_nothing_is_zero_and_zero_forgets(satellites: list[Satellite]) -> None:
     satellites[0].zero()
     satellites[0].accumulate(ROWS)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_hpc.training.rows import TrainRow, stack
+from gyre_hpc.training.rows import TrainRow, share, stack
 from tests.training.conftest import make_rows
 from trees.selection import Path
 
@@ -82,3 +82,19 @@ def test_padding_is_small_for_rows_of_like_length() -> None:
 
 def test_no_rows_no_batches() -> None:
     assert stack([], 100) == []
+
+
+@pytest.mark.parametrize(("ranks", "budget"), [(1, 4096), (2, 4096), (3, 2731), (64, 128), (10_000, 1)])
+def test_a_rank_of_many_takes_its_part_of_a_micro_step(ranks: int, budget: int) -> None:
+    assert share(4096, ranks) == budget
+
+
+def test_a_long_row_among_short_ones_is_not_padded_to_the_size_of_the_cell_s_micro_step() -> None:
+    """65,536 tokens over 64 ranks: the first rank's are one row of 4,000 and fifteen of 60."""
+    lengths = [4000, *[60] * 1000][::64]
+    rows = [
+        row(tokens=np.full(n, 5, np.int32), targets=np.arange(n) > 0, logprobs=np.full(n, -1.0, np.float32), versions=np.zeros(n, np.int32))
+        for n in lengths
+    ]
+    assert [batch.ids.size for batch in stack(rows, share(65_536, 64))] == [4000, 15 * 60]
+    assert [batch.ids.size for batch in stack(rows, 65_536)] == [16 * 4000]
