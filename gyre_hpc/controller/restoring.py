@@ -4,9 +4,9 @@ A checkpoint of terabytes can't be read by one process in time. So rank 0 looks 
 of the core then reads the shard that it is about to load, side by side with the others (and its node's page cache has it for the load).
 Invariants: no rank loads a shard before every byte of every shard was found right, and what is then loaded is checked a second time by
 HDF5's own checksums; where one shard is damaged all ranks pass on to the next older checkpoint together; those that were passed by are set
-aside, so that no later attempt takes one up whose weights are given up by now; another model is refused before a shard is read; a run that
-had checkpoints never begins anew in silence. The deadline grows with the bytes (`patience`), and who reads says every few seconds how far
-it is.
+aside, so that no later attempt takes one up whose weights are given up by now; one that can't be read at the moment is not passed by: the
+rank that can't ends the attempt; another model is refused before a shard is read; a run that had checkpoints never begins anew in silence.
+The deadline grows with the bytes (`patience`), and who reads says every few seconds how far it is.
 Ordering key: checkpoints, newest first.
 """
 
@@ -43,7 +43,7 @@ def agree(ranks: Communicators, config: Config, paths: RunPaths, base: Path) -> 
     """Collective over the world: the checkpoint to go on from, None for a new run.
 
     Raises on rank 0 ConfigError for one of another model or core, GyreError where there were some and none can be used; on any rank
-    Resumable for one that does not come in time.
+    Resumable for one that does not come in time, and for a checkpoint that can't be read now.
     """
     world, limit = ranks.world, config.deadlines.start
     leads = world.Get_rank() == 0
