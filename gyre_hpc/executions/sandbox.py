@@ -3,8 +3,8 @@
 Invariants: everything outside the listed mounts is invisible; the root and the system are read-only; no capabilities, and no nested
 user namespaces where the kernel lets us switch them off; when `Running.wait` returns, *every* process of the box is gone (we wait for
 the death of the box's own pid 1, which the kernel reports only after it has killed and reaped the rest); when the process that
-started a box dies in any way, the box dies with it. A box whose set-up failed is told apart from a program that exited with 1:
-bwrap reports an exit code on its status pipe only after it executed the program.
+started a box dies in any way, the box dies with it (while it is being made bwrap can't see to that: warden.py does). A box whose set-up
+failed is told apart from a program that exited with 1: bwrap reports an exit code on its status pipe only after it executed the program.
 
 Works the same as root and as a plain user: both get a user namespace, where the caller is uid 1000. Limits: rlimits are set
 inside the box (there RLIMIT_NPROC counts the box's processes only). The kernel exempts root from that one, so for root the
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gyre_hpc.errors import GyreError
-from gyre_hpc.executions import cgroups
+from gyre_hpc.executions import cgroups, warden
 from gyre_hpc.executions.handles import ProcessHandle
 from gyre_hpc.runtime import VARIABLE
 
@@ -41,8 +41,9 @@ BASE_ENV: Mapping[str, str] = {
     "PYTHONNOUSERSITE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-_MARKS = frozenset({VARIABLE, "GYRE_ATTEMPT"})
-"""bwrap itself carries the run's marks in its environment, by which the driver finds leftovers; what runs in the box does not see them."""
+_MARKS = frozenset({VARIABLE, "GYRE_ATTEMPT", warden.MARK})
+"""bwrap itself carries the run's marks in its environment, by which driver and warden find leftovers; what runs in the box does not see
+them."""
 _UID = "1000"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (

@@ -27,7 +27,7 @@ import aiohttp
 from gyre_hpc.config import Config
 from gyre_hpc.configfile import load
 from gyre_hpc.errors import ExitCode, GyreError
-from gyre_hpc.executions import endings, programs, sandbox, scoring, workspace
+from gyre_hpc.executions import endings, programs, sandbox, scoring, warden, workspace
 from gyre_hpc.executions.control import Control, Work
 from gyre_hpc.executions.endings import Ending
 from gyre_hpc.executions.program import MODEL, Program
@@ -224,6 +224,7 @@ async def run(node: str, runtime: Runtime) -> None:
     _raise_descriptor_limit()
     swept = workspace.sweep(paths.workspaces, runtime.attempt)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(warden.guard())
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         socket = await stack.enter_async_context(local_socket(Path(runtime.gateway_socket), runtime.gateway_url))
         folder = stack.enter_context(scratch(paths.root, node))
