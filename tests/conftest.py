@@ -27,7 +27,7 @@ _undeclared: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--place", choices=PLACES, help="only the tests that run beside others, or in pairs (tests/places.py)")
+    parser.addoption("--place", choices=PLACES, help="only the tests that run beside others, in pairs, or alone (tests/places.py)")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

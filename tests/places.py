@@ -1,9 +1,10 @@
-"""Which tests run beside one another; `./test` runs the two parts one after the other, both on pytest-xdist's workers.
+"""Which tests run beside one another, and which have the machine to themselves; `./test` runs the parts one after the other.
 
-- beside: most, file by file on several workers. Half of it waits: for Slurm, for processes that end, for clients.
+- beside: most, file by file on several workers (pytest-xdist). Half of it waits: for Slurm, for processes that end, for clients.
 - paired: whole jobs (tests/job) and servers of vLLM, two at a time. Each has several processes at work and could do with all cores of a
   small machine, but a part of its time it waits: for tools, for Slurm, for one process of many that starts or ends. Files that start vLLM
   never run beside one another: its servers take gigabytes.
+- alone: what compares how much memory is in use at two times, which must not hang on how fast others let it go on.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-PLACES = ("beside", "paired")
+PLACES = ("beside", "paired", "alone")
 _TESTS = Path(__file__).parent
 _JOBS = _TESTS / "job"
+_MEASURES = {_JOBS / "test_soak.py"}
 _SERVERS = {"server", "servers", "pair"}
 """Fixtures of tests of vLLM that start it; others call its library."""
 _SLOW = ("slurm", "job", "harness")
@@ -28,12 +30,16 @@ _LONG = (_VLLM, "test_slurm.py", "test_kills.py", "test_modes.py", "test_transfe
 
 def place(item: pytest.Item) -> str:
     """Of one test: one of PLACES."""
+    if item.path in _MEASURES:
+        return "alone"
     starts_vllm = item.get_closest_marker("vllm") and _SERVERS & set(getattr(item, "fixturenames", ()))
     return "paired" if starts_vllm or item.path.is_relative_to(_JOBS) else "beside"
 
 
 def may_have(path: Path, wanted: str) -> bool:
     """Whether a file can have tests of this place: those that can't need not be compiled and imported."""
+    if path in _MEASURES or wanted == "alone":
+        return path in _MEASURES and wanted == "alone"
     if path.is_relative_to(_JOBS):
         return wanted == "paired"
     return wanted == "beside" or _on_vllm(path)

@@ -16,13 +16,14 @@ def item(file: str, name: str, *marks: str, fixtures: tuple[str, ...] = ()) -> A
     return SimpleNamespace(path=HERE / file, name=name, get_closest_marker=lambda mark: mark in marks or None, fixturenames=fixtures)
 
 
-def test_whole_jobs_and_servers_of_vllm_are_paired() -> None:
+def test_whole_jobs_and_servers_of_vllm_are_paired_and_soaks_alone() -> None:
     assert place(item("job/test_run.py", "a", "job")) == "paired"
     assert place(item("engines/test_vllm_engine.py", "a", "vllm", fixtures=("tmp_path", "server"))) == "paired"
     assert place(item("gateway/text/test_library.py", "a", "vllm", fixtures=("made",))) == "beside"
     assert place(item("gateway/test_app.py", "a", fixtures=("server",))) == "beside"
     assert place(item("engines/test_vllm_engine.py", "b")) == "beside"
     assert place(item("slurm/test_jobs.py", "a", "slurm")) == "beside"
+    assert place(item("job/test_soak.py", "a", "job", "vllm")) == "alone"
 
 
 def test_the_longest_come_first_and_files_stay_whole() -> None:
@@ -52,11 +53,12 @@ def test_a_file_is_left_out_of_a_place_where_it_has_no_test() -> None:
     assert places("job/test_run.py") == ["paired"]
     assert places("engines/test_vllm_engine.py") == ["beside", "paired"]
     assert places("test_layout.py") == ["beside"]
+    assert places("job/test_soak.py") == ["alone"]
 
 
 def test_one_worker_has_all_that_start_vllm_and_has_them_first() -> None:
-    files = ["job/test_disk.py", "job/test_soak.py", "job/test_slurm.py", "engines/test_handover_nixl.py"]
+    files = ["job/test_disk.py", "job/test_handover.py", "job/test_slurm.py", "engines/test_handover_nixl.py"]
     ordered = longest_groups_first([item(file, name) for file in files for name in "ab"])
-    assert [found.path.name for found in ordered[::2]] == ["test_soak.py", "test_handover_nixl.py", "test_slurm.py", "test_disk.py"]
+    assert [found.path.name for found in ordered[::2]] == ["test_handover.py", "test_handover_nixl.py", "test_slurm.py", "test_disk.py"]
     assert [group(found.path) for found in ordered[::2]] == ["vllm", "vllm", "test_slurm.py", "test_disk.py"]
     assert [GroupScheduling._split_scope(item, f"tests/{file}::a[b::c]") for file in files] == [group(HERE / file) for file in files]
