@@ -16,6 +16,9 @@ from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.text.parsers import check_names
 from gyre_hpc.training import settings
 
+OUTSTANDING = 1_000_000
+"""Executions that may be outstanding at once: far above what any machine holds, far below what fills its disk with tasks."""
+
 
 def cross_check(config: Config, origin: str) -> None:
     """Raises ConfigError for the first mistake; `origin`: where the values come from, for the message."""
@@ -85,6 +88,18 @@ def _window(config: Config) -> None:
         )
 
 
+def _outstanding(config: Config) -> None:
+    """Groups are dispatched one by one, each with a folder: a few zeros too many would fill the disk before the first one starts."""
+    schedule = config.schedule
+    each = schedule.groups_per_step * schedule.group_size
+    if schedule.mu * each > OUTSTANDING or (schedule.phi + schedule.mu) * each > OUTSTANDING:
+        raise ConfigError(
+            f"schedule.phi = {schedule.phi}, mu = {schedule.mu}, groups_per_step = {schedule.groups_per_step}, "
+            f"group_size = {schedule.group_size}: (phi + mu) x groups_per_step x group_size executions would be outstanding at once",
+            f"at most {OUTSTANDING}",
+        )
+
+
 def _staleness(config: Config) -> None:
     bound, mu = config.schedule.staleness_bound, config.schedule.mu
     if bound is not None and bound < mu - 1:
@@ -115,6 +130,7 @@ _CHECKS: tuple[Callable[[Config], None], ...] = (
     _harness,
     _binds,
     _window,
+    _outstanding,
     _staleness,
     _shuffle,
     layout.check,
