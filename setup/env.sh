@@ -93,10 +93,19 @@ install_pinned() {
 
 stamp() { { cat requirements.txt pyproject.toml setup/env.sh setup/overrides.txt; "$VENV/bin/python" --version; pwd; } | sha256sum | cut -d' ' -f1; }
 
+# The environment finds this project in one folder only: a second clone that takes it is told what becomes of the first one's commands and jobs.
+tell_of_other_clone() {
+    local other
+    other=$(cat "$VENV"/lib/python3*/site-packages/gyre_hpc-*.dist-info/direct_url.json 2> /dev/null | sed -n 's#.*"file://\([^"]*\)".*#\1#p' | tail -n 1) || true
+    [ ! -d "$other" ] || [ "$other" -ef "$PWD" ] \
+        || say "$VENV was $other's: its commands and jobs run the code of $PWD from now on; GYRE_VENV=ELSEWHERE $0 keeps both"
+}
+
 # All pinned packages, this project itself (editable), byte code where Python is told not to write it, DeepSpeed's one-time builds.
 python_environment() {
     make_venv
     [ "$(cat "$VENV/gyre-stamp" 2> /dev/null)" = "$(stamp)" ] && return 0
+    tell_of_other_clone
     index_options
     say "installing $(grep -c == requirements.txt) pinned packages (log: $SETUP_LOG)"
     install_pinned || die "installation failed: $(grep -v '^ *$' "$SETUP_LOG" | tail -n 1); the whole story is in $SETUP_LOG"
