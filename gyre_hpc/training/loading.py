@@ -53,6 +53,10 @@ def skeleton(model_dir: Path, config: Config) -> Any:
             model = AutoModelForCausalLM.from_config(described, **_how(config))
     except (OSError, ValueError, ImportError) as error:
         raise _unloadable(model_dir, error) from error
+    except (RuntimeError, NotImplementedError) as error:  # it looks at values while it is built
+        raise ConfigError(
+            f"model.path = {model_dir} can't be built without its weights: {error}", "this model can't be sharded: take ZeRO stage 1"
+        ) from error
     model.tie_weights()
     return _prepared(model, config)
 

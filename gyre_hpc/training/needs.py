@@ -11,6 +11,8 @@ from gyre_hpc.training.settings import SHARDED
 
 _FLOAT = 4
 _MOMENTS = 8
+_MOST = 1 << 20
+"""Ranks a cell beyond which none is proposed."""
 
 
 def device_bytes(parameters: int, ranks: int, stage: int, itemsize: int, is_core: bool) -> int:
@@ -30,7 +32,7 @@ def require(parameters: int, ranks: int, stage: int, itemsize: int, is_core: boo
     if need <= device:
         return
     who = "core" if is_core else "satellite"
-    fewest = next((n for n in range(1, 1 << 20) if device_bytes(parameters, n, SHARDED, itemsize, True) <= device / 2), None)
+    fewest = next((n for n in range(1, _MOST) if device_bytes(parameters, n, SHARDED, itemsize, True) <= device / 2), _MOST)
     raise ConfigError(
         f"a rank of the {who} needs {need / 1e9:.0f} GB for weights, sums and optimizer of {parameters / 1e9:.1f} billion parameters "
         f"(ZeRO stage {stage}, {ranks} ranks a cell), its device has {device / 1e9:.0f} GB",

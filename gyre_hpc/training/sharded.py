@@ -193,7 +193,12 @@ class Sharded:
 
         def wrap(module: torch.nn.Module, computed: torch.dtype) -> None:
             policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32, cast_forward_inputs=False)
-            shards = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=cut)
+            try:
+                shards = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=cut)
+            except ValueError as error:  # a parameter that two layers share, for instance
+                raise ConfigError(
+                    f"{type(module).__name__} can't be sharded: {error}", "this model can't be sharded: take ZeRO stage 1"
+                ) from error
             shards.set_force_sum_reduction_for_comms(True)
             shards.set_gradient_divide_factor(1.0)
 

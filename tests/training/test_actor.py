@@ -26,6 +26,7 @@ from gyre_hpc.config import Config
 from gyre_hpc.configfile import check
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.paths import RunPaths
+from gyre_hpc.training import loading
 from gyre_hpc.training.actor import Core, Satellite
 from gyre_hpc.training.loss import Sums
 from gyre_hpc.training.published import published
@@ -255,6 +256,17 @@ def test_models_that_cannot_be_trained_are_refused(tmp_path: Path, model_dir: Pa
     weights.write_bytes(weights.read_bytes()[:-1000])  # a copy that was cut off
     with pytest.raises(ConfigError, match="can't be loaded"):
         Satellite(tmp_path, config)
+
+
+def test_a_model_that_looks_at_its_values_while_it_is_built_is_no_model_for_shards(
+    model_dir: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object, **__: object) -> None:
+        float(torch.ones(1))
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", build)
+    with pytest.raises(ConfigError, match="can't be built without its weights.*ZeRO stage 1"):
+        loading.skeleton(model_dir, config)
 
 
 @pytest.fixture(scope="module")
