@@ -35,7 +35,7 @@ def load(model_dir: Path, config: Config) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True, **_how(config))
     except (OSError, ValueError, ImportError, SafetensorError, UnpicklingError) as error:
-        raise _unloadable(model_dir, error) from error
+        raise _unloadable(model_dir, config, error) from error
     if model.config.get_text_config(decoder=True)._attn_implementation == "eager":
         log.warning("attention is eager: what it takes grows with the square of a row's length; training.attention names another kind")
     return _prepared(model, config)
@@ -52,7 +52,7 @@ def skeleton(model_dir: Path, config: Config) -> Any:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(described, **_how(config))
     except (OSError, ValueError, ImportError) as error:
-        raise _unloadable(model_dir, error) from error
+        raise _unloadable(model_dir, config, error) from error
     except (RuntimeError, NotImplementedError) as error:  # it looks at values while it is built
         raise ConfigError(
             f"model.path = {model_dir} can't be built without its weights: {error}", "this model can't be sharded: take ZeRO stage 1"
@@ -80,5 +80,9 @@ def _check(model_dir: Path, config: Config) -> None:
         raise ConfigError("model.dtype = float16 can't be trained (its gradients underflow)", "use bfloat16 or float32")
 
 
-def _unloadable(model_dir: Path, error: BaseException) -> ConfigError:
-    return ConfigError(f"model.path = {model_dir} can't be loaded: {error}", "give a Hugging Face causal-LM directory")
+def _unloadable(model_dir: Path, config: Config, error: BaseException) -> ConfigError:
+    directory, kind = "give a Hugging Face causal-LM directory", config.training.attention
+    if kind:  # not installed, not a name, or not for this model: Hugging Face raises the same kinds of errors as for a bad directory
+        what = f"model.path = {model_dir} can't be loaded with training.attention = {kind}: {error}"
+        return ConfigError(what, f"name another kind that is installed, or none; if that is not it, {directory}")
+    return ConfigError(f"model.path = {model_dir} can't be loaded: {error}", directory)
