@@ -27,7 +27,7 @@ def small_config(**changes: Any) -> Qwen3Config:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 2048,
         "tie_word_embeddings": True,
     }
     return Qwen3Config(**{**shape, **changes})

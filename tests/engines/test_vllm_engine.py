@@ -46,7 +46,7 @@ from tests.engines.half_sender import half_sender
 from tests.engines.models import VOCABULARY, plain_logprobs
 
 TOLERANCE = 1e-4
-WINDOW = 256
+WINDOW = 2048
 
 
 def test_a_request_is_translated() -> None:
@@ -374,7 +374,7 @@ async def test_more_prompt_than_one_pass_takes(server: VllmEngine, client: Any, 
 @pytest.mark.vllm
 async def test_a_cancelled_call_leaves_and_strangers_get_nothing(server: VllmEngine, client: Any) -> None:
     before = sampled(server)
-    stream = client.generate(request("long", 200))
+    stream = client.generate(request("long", 1900))
     await anext(stream)
     assert server.health(30.0)["in_flight"] == 1
     await stream.aclose()
@@ -384,7 +384,7 @@ async def test_a_cancelled_call_leaves_and_strangers_get_nothing(server: VllmEng
         await collect(client, request("after", 3))  # it samples on, and what it sampled before is counted by then
         while (count := sampled(server) - before) < 4:
             await asyncio.sleep(0.01)
-    assert count < 200, "the call left long before it would have ended by itself"
+    assert count < 1900, "the call left long before it would have ended by itself"
     open_url = server.address.url.rsplit("/", 1)[0]
     async with aiohttp.ClientSession() as session, session.post(f"{open_url}/collective_rpc", json={"method": "x"}) as answer:
         assert answer.status == web.HTTPNotFound.status_code
