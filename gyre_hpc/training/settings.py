@@ -59,7 +59,6 @@ KNOWN_ZERO = frozenset(
         "elastic_checkpoint",
         "ignore_unused_parameters",
         "load_from_fp32_weights",
-        "offload_optimizer",
         "overlap_comm",
         "reduce_bucket_size",
         "reduce_scatter",
@@ -115,6 +114,12 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
     zero = extra.get("zero_optimization", {})
     if not isinstance(zero, dict):
         raise ConfigError(f"training.deepspeed.zero_optimization = {zero!r}", "a section, for example {stage: 2}")
+    if "offload_optimizer" in zero:
+        # DeepSpeed's reload_states would bring them back to the device, where its step does not look for them
+        raise ConfigError(
+            "training.deepspeed.zero_optimization.offload_optimizer can't be set",
+            "masters and moments leave the device with the cell's role; where they don't fit in training, take stage 3 over more ranks",
+        )
     _require_known("training.deepspeed.zero_optimization", zero, KNOWN_ZERO)
     ours: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,

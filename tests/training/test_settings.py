@@ -44,6 +44,7 @@ def test_what_would_change_the_objective_is_refused_with_its_own_key(key: str) -
         ({"zero_optimization": {"stag": 2}}, r"zero_optimization\.stag; did you mean training\.deepspeed\.zero_optimization\.stage"),
         ({"zero_optimization": 2}, r"zero_optimization = 2; a section"),
         ({"gradient_predivide_factor": 4}, r"gradient_predivide_factor can't be set"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, r"offload_optimizer can't be set; .*take stage 3"),
     ],
 )
 def test_a_key_that_deepspeed_would_ignore_is_refused_where_the_configuration_is_read(extra: dict[str, Any], said: str) -> None:
