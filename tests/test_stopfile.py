@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from gyre_hpc.stopfile import Grace, StopFile, ask, wish, wished, withdraw
 
 def test_the_file_says_how_long_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(stopfile.time, "time", lambda: now)
+    monkeypatch.setattr(stopfile, "time", SimpleNamespace(time=lambda: now))
     file = StopFile(tmp_path)
     assert (file.asked(), file.left()) == (False, float("inf"))
     ask(tmp_path, 10.0)

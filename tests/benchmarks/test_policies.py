@@ -7,11 +7,11 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import policies, policies_plan, policies_rows
-from benchmarks.policies_job import emulate_device
+from benchmarks import policies, policies_job, policies_plan, policies_rows
 from benchmarks.policies_measure import measure
 from benchmarks.policies_plan import SCHEDULES, Task, plan, write_config
 from benchmarks.policies_table import draw_pictures, render, render_rows
@@ -122,8 +122,8 @@ def test_runs_of_a_seed_differ_in_their_schedule_alone(tmp_path: Path) -> None:
 def test_emulated_device_time_counts_the_real_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(Satellite, "accumulate", lambda self, rows: Sums())
-    monkeypatch.setattr(time, "sleep", slept.append)
-    emulate_device(0.5)
+    monkeypatch.setattr(policies_job, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
+    policies_job.emulate_device(0.5)
     assert Satellite.accumulate(object(), [None, None]) == Sums()  # type: ignore[arg-type,list-item]
     assert 0.9 < slept[0] <= 1.0
 

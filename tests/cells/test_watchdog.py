@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -29,16 +30,27 @@ class Kennel:
         self.lines.append(line)
         self.told.set()
 
+    def close(self) -> None:
+        """Its thread is over: a run's goes on looking for as long as the process lives."""
+        with self.dog.watch("the end", 0.0):
+            assert self.dog._thread is not None
+            self.dog._thread.join(60.0)
 
-def test_what_hangs_is_given_up_by_name_and_once() -> None:
-    kennel = Kennel()
+
+@pytest.fixture
+def kennel() -> Iterator[Kennel]:
+    made = Kennel()
+    yield made
+    made.close()
+
+
+def test_what_hangs_is_given_up_by_name_and_once(kennel: Kennel) -> None:
     with kennel.dog.watch("the outer call", 1000.0), kennel.dog.watch("a flush", 0.01):
         assert kennel.given_up.wait(60.0)
     assert kennel.gone == [("a flush", 0.01)]
 
 
-def test_what_takes_half_of_its_time_is_told_once_and_goes_on() -> None:
-    kennel = Kennel()
+def test_what_takes_half_of_its_time_is_told_once_and_goes_on(kennel: Kennel) -> None:
     with kennel.dog.watch("a long call", 1e9):
         watched = kennel.dog._open[-1]
         watched.began -= 0.6e9
@@ -51,8 +63,7 @@ def test_what_takes_half_of_its_time_is_told_once_and_goes_on() -> None:
     assert not kennel.given_up.is_set()
 
 
-def test_what_is_over_is_forgotten_also_when_it_raised() -> None:
-    kennel = Kennel()
+def test_what_is_over_is_forgotten_also_when_it_raised(kennel: Kennel) -> None:
     with pytest.raises(OSError, match="failed"), kennel.dog.watch("a call that fails", 1000.0):
         raise OSError("failed")
     assert kennel.dog._open == []

@@ -15,7 +15,7 @@ from gyre_hpc.driver.attempt import WISH, Attempt
 
 def test_a_wish_counts_once_no_rank_has_died_meanwhile_and_anew_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, died = 1000.0, False
-    monkeypatch.setattr(attempt.time, "monotonic", lambda: now)
+    monkeypatch.setattr(attempt, "time", SimpleNamespace(monotonic=lambda: now))
     # what is asked here needs no world
     made: Any = Attempt.__new__(Attempt)
     made.folder, made._wished_at, made.children = tmp_path, None, SimpleNamespace(died=lambda: died)

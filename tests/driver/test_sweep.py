@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,7 +94,7 @@ def test_points_that_failed_in_an_earlier_array_are_waited_for_again(tmp_path: P
         kind, fields = next(told)
         log.emit(kind, **fields)
 
-    monkeypatch.setattr(sweep.time, "sleep", time_passes)
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=time.monotonic, sleep=time_passes))
     monkeypatch.setattr(sweep, "job_alive", lambda job: True)
     assert [(row.status, row.steps) for row in sweep.wait([point], "1")] == [("done", 1)]
 
@@ -108,7 +110,7 @@ def test_a_point_that_was_preempted_is_waited_for(tmp_path: Path, monkeypatch: p
         kind, status = next(told)
         log.emit(kind, **({"status": status} if status else {}))
 
-    monkeypatch.setattr(sweep.time, "sleep", time_passes)
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=time.monotonic, sleep=time_passes))
     monkeypatch.setattr(sweep, "job_alive", lambda job: True)
     assert [row.status for row in sweep.wait([point], "1")] == ["done"]
     assert seen == ["waiting", "running", "stopped", "running"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_reader_takes_naps_on_a_cpu_and_looks_again_soon(mended: Any, monkeypa
 
     spins: list[float] = []
     monkeypatch.setattr(mended, "sched_yield", lambda: spins.append(0.0))
-    monkeypatch.setattr(time, "sleep", spins.append)
+    monkeypatch.setattr(vllm_main, "time", SimpleNamespace(sleep=spins.append))
     vllm_main.mend(cpu)
     reader = mended.SpinCondition.__new__(mended.SpinCondition)
     reader.is_reader, reader.last_read, reader.busy_loop_s = True, time.monotonic(), 60.0
