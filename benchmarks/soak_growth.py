@@ -22,6 +22,10 @@ _MODULES = {
 }
 
 
+_MEMORY = 0
+"""Its place among what a look tells of a process."""
+
+
 @dataclass(frozen=True)
 class Allowed:
     """How much more may be in use at the end than after the warm-up."""
@@ -72,15 +76,23 @@ def look(watched: Mapping[str, psutil.Process], places: Mapping[str, Path], tran
     return Sample(time.monotonic(), transfers, processes, files)
 
 
+def _usual(field: int, values: Sequence[int]) -> int:
+    return min(values) if field == _MEMORY else int(median(values))
+
+
 def grown(samples: Sequence[Sample], allowed: Allowed, found: Found) -> None:
-    """What the last quarter of the looks has more than the second: the first is the warm-up."""
+    """What the last quarter of the looks has more than the second: the first is the warm-up.
+
+    Of memory the least of a quarter, of the rest the median: an engine's caches (32 MiB and its slots) fill between two updates of its
+    weights, and what is lost stays also when they are empty.
+    """
     count = len(samples)
     if count < 8:
         found.problems.append(f"only {count} looks: nothing can be said of what grows")
         return
     early, late = samples[count // 4 : count // 2], samples[-(count // 4) :]
     for name in early[0].processes:
-        before, after = [[int(median(sample.processes[name][i] for sample in part)) for i in range(4)] for part in (early, late)]
+        before, after = [[_usual(i, [sample.processes[name][i] for sample in part]) for i in range(4)] for part in (early, late)]
         more = [b - a for a, b in zip(before, after, strict=True)]
         found.growth[name] = {
             "memory_mb": [round(before[0] / 2**20, 1), round(more[0] / 2**20, 2)],

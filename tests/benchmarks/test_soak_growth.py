@@ -36,6 +36,16 @@ def test_any_use_that_goes_on_growing_is_told(step: tuple[int, int, int, int]) -
     assert problem.startswith("gateway-0 has grown: ")
 
 
+@pytest.mark.parametrize(("lost", "told"), [(0, 0), (5 << 20, 1)])
+def test_a_cache_that_fills_and_is_emptied_is_no_growth_and_hides_none(lost: int, told: int) -> None:
+    seen = samples((lost, 0, 0, 0))
+    for n, sample in enumerate(seen):
+        memory, *others = sample.processes["gateway-0"]
+        full = (60 << 20) if n >= 8 and n % 4 else 0  # in the last quarter most looks meet a full one
+        seen[n] = replace(sample, processes={"gateway-0": (memory + full, *others)})  # type: ignore[dict-item]
+    assert len(problems(seen)) == told
+
+
 def test_files_are_counted() -> None:
     seen = [replace(sample, files={"trees": (3 + 10 * n, 1000)}) for n, sample in enumerate(samples((0, 0, 0, 0)))]
     assert problems(seen) == ["files of trees: [58.0, 138.0]"]
