@@ -60,7 +60,7 @@ EXPLAINED = {"clean", "retry", "compaction", "sub-agent", "edit", "side-query"}
 
 # what keeps KV is small enough to be full early: before that its filling looks like growth
 ENGINES: dict[str, dict[str, Any]] = {
-    "torch": {"engine": "torch", "options": {"prefix_mb": 32}},
+    "torch": {"engine": "torch", "options": {"prefix_mb": 8}},
     "vllm": {"engine": "vllm", "handover": "nixl", "options": {"kv_gib": 1, "num_gpu_blocks_override": 4096}},
 }
 

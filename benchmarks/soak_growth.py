@@ -83,8 +83,8 @@ def _usual(field: int, values: Sequence[int]) -> int:
 def grown(samples: Sequence[Sample], allowed: Allowed, found: Found) -> None:
     """What the last quarter of the looks has more than the second: the first is the warm-up.
 
-    Of memory the least of a quarter, of the rest the median: an engine's caches (32 MiB and its slots) fill between two updates of its
-    weights, and what is lost stays also when they are empty.
+    Of memory the least of a quarter, of the rest the median: what an engine holds of prefixes and slots comes and goes with the calls that
+    it serves, and what is lost stays also when they are empty.
     """
     count = len(samples)
     if count < 8:
