@@ -294,6 +294,16 @@ def ran(model_dir: Path, root: Path, *runs: tuple[str, int, int, int]) -> Path:
     return root
 
 
+def norms_of_three_steps(core: Core) -> list[float]:
+    """What core_process.py does, by one rank with all rows."""
+    norms = []
+    for step in range(3):
+        core.zero()
+        core.accumulate(make_rows(EXECUTIONS, seed=step))
+        norms.append(core.step(core.gradient(), EXECUTIONS).grad_norm)
+    return norms
+
+
 def weights(run: Path, rank: int) -> NDArray[np.float32]:
     loaded: NDArray[np.float32] = np.load(run / f"weights-rank{rank}.npy")
     return loaded
@@ -303,11 +313,7 @@ def weights(run: Path, rank: int) -> NDArray[np.float32]:
 def test_two_core_ranks_step_like_one(core: Core, cells: Path) -> None:
     first = weights(cells / "straight", 0)
     assert np.array_equal(first, weights(cells / "straight", 1))
-    norms = []
-    for step in range(3):
-        core.zero()
-        core.accumulate(make_rows(EXECUTIONS, seed=step))
-        norms.append(core.step(core.gradient(), EXECUTIONS).grad_norm)
+    norms = norms_of_three_steps(core)
     # Adam hardly sees a factor on its gradients (of a world size, say); the norm does.
     for rank in range(2):
         assert np.load(cells / "straight" / f"norms-rank{rank}.npy").tolist() == pytest.approx(norms, rel=1e-3)
@@ -325,11 +331,7 @@ def test_two_core_ranks_resume_bit_equal(cells: Path) -> None:
 
 
 def test_ranks_with_a_shard_each_step_like_one_with_the_whole(core: Core, few: Path) -> None:
-    norms = []
-    for step in range(3):
-        core.zero()
-        core.accumulate(make_rows(EXECUTIONS, seed=step))
-        norms.append(core.step(core.gradient(), EXECUTIONS).grad_norm)
+    norms = norms_of_three_steps(core)
     for rank in range(2):
         assert np.load(few / "sharded" / f"norms-rank{rank}.npy").tolist() == pytest.approx(norms, rel=1e-3)
     found = latest(RunPaths(few / "sharded"))
